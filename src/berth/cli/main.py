@@ -1,0 +1,141 @@
+"""The command line: find the verb, run it, turn every failure into one paragraph and an exit code.
+
+This is the only place that catches everything. Verbs are imported when they are called, so that `berth --help` starts
+without what they need.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from typing import Final
+
+import click
+
+from berth import __version__
+from berth.errors import RUN_FAILED, SIGNAL_BASE, BerthError
+
+#: Verb, module below berth.cli, one line of help. A test compares the lines with the verbs' own help.
+VERBS: Final = {
+    "run": ("run", "Give a command its place: cores, sandbox, durable record."),
+    "doctor": ("doctor", "Say what works on this host, what does not, and what mends it."),
+    "demo": ("demo", "See berth at work on this machine, in half a minute."),
+    "completion": ("completion", "Print the completion script for a shell."),
+}
+
+_HELP = """Give a command its place on a shared accelerator host, and take all of it back when it ends.
+
+\b
+Examples:
+  berth run --cores 2 -- ./train.sh          on the host, on two claimed cores
+  berth run --sandbox -- sh                  in a fresh sandbox, with this directory as /workspace
+  berth doctor                               what works here, and what mends the rest
+"""
+
+
+class _Verbs(click.Group):
+    """The verbs, each imported when it is called."""
+
+    def list_commands(self, _context: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, _context: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        module = importlib.import_module(f"berth.cli.{VERBS[cmd_name][0]}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, _context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help_line) for name, (_, help_line) in VERBS.items()])
+
+
+@click.group(cls=_Verbs, help=_HELP, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="berth")
+def cli() -> None:
+    """All verbs hang here."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run berth with `arguments`, by default those of the process, and return its exit code."""
+    _open_missing_streams()
+    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        result = cli.main(args=words, prog_name="berth", standalone_mode=False)
+        sys.stdout.flush()
+        code = result if isinstance(result, int) else 0
+    except click.ClickException as error:
+        code = _report(words, BerthError("bad-usage", error.format_message(), _usage_hint(error)), 2)
+    except (click.Abort, KeyboardInterrupt):
+        code = SIGNAL_BASE + signal.SIGINT
+        _say("berth: stopped by Ctrl-C")
+    except BerthError as error:
+        code = _report(words, error, error.code)
+    except BrokenPipeError:
+        code = 1
+    except OSError as error:
+        code = _report(words, BerthError("system-call", str(error), "The reason is the kernel's own."), 1)
+    except Exception as error:  # noqa: BLE001 - the one place: a bug becomes a report, never a traceback
+        code = _report(words, _unexpected(error), 1)
+    _drop_unwritable_output()
+    return code
+
+
+def _report(words: list[str], error: BerthError, code: int) -> int:
+    """Print `error` and return its exit code.
+
+    `berth run` keeps the low codes for the command it runs: a failure of berth itself is 125 there, unless the error
+    carries a code of its own.
+    """
+    if words[:1] == ["run"]:
+        code = getattr(error, "exit_code", RUN_FAILED)
+    if "--json" in (words[: words.index("--")] if "--" in words else words):
+        with contextlib.suppress(OSError):
+            print(json.dumps({"error": error.as_dict(code)}), flush=True)
+    else:
+        _say(f"berth: {error.message}" + (f"\n{error.fix}" if error.fix else ""))
+    return code
+
+
+def _usage_hint(error: click.ClickException) -> str:
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    return f"See `{context.command_path if context else 'berth'} --help`."
+
+
+def _unexpected(error: Exception) -> BerthError:
+    """Keep what a developer needs in a file, and return what a user needs."""
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="berth-error-", suffix=".txt", delete=False) as file:
+            file.write(f"berth {__version__}, Python {sys.version}\n{traceback.format_exc()}")
+        where = f"The details are in {file.name}; please report them."
+    except OSError:
+        where = "The details could not be written to a file."
+    return BerthError("internal-error", f"unexpected {type(error).__name__}: {error}", where)
+
+
+def _say(text: str) -> None:
+    """Write to standard error, if anybody still reads it."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def _open_missing_streams() -> None:
+    """Open /dev/null in place of standard streams that the caller closed: no other file may get their numbers."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+
+
+def _drop_unwritable_output() -> None:
+    """Point standard output at /dev/null where its reader is gone, so that the interpreter has nothing to report."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.close(null)

@@ -1,0 +1,111 @@
+"""`berth run`: the thin front of `launch`."""
+
+import json
+import os
+
+import click
+
+from berth.errors import MalformedError
+
+_EPILOG = """\b
+Examples:
+  berth run --cores 2 -- ./train.sh
+  berth run --cpus 4-7 --timeout 3600 -- python3 train.py
+  berth run --sandbox --workspace ~/work/case1 -- sh -c 'make && ./check'
+  berth run --json -- true 2>/dev/null | jq .exit
+
+\b
+Exit status: that of COMMAND, 128+N where signal N ended it, 124 time limit,
+126 not executable, 127 not found, 125 berth itself failed or refused.
+Records: <state root>/records/, one JSON file per run.
+"""
+
+
+@click.command(
+    name="run",
+    epilog=_EPILOG,
+    short_help="Give a command its place: cores, sandbox, durable record.",
+    context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
+)
+@click.option("--sandbox", is_flag=True, help="Run in a fresh sandbox, with the workspace as /workspace.")
+@click.option("--cores", type=int, metavar="N", help="Claim N whole cores, on one NUMA node where they fit.")
+@click.option("--cpus", metavar="LIST", help="Claim exactly these CPUs, such as 0-3,8.")
+@click.option("--share-cores", is_flag=True, help="Claim them together with others who share; never with an owner.")
+@click.option("--workspace", metavar="DIR", help="Directory the command works in.  [default: this directory]")
+@click.option("--state-root", metavar="DIR", help="Directory of records and work-state.")
+@click.option("--timeout", type=float, metavar="SECONDS", help="End the command after this time (exit status 124).")
+@click.option("--json", "as_json", is_flag=True, help="Print the record on stdout; COMMAND's output goes to stderr.")
+@click.argument("command", nargs=-1, metavar="-- COMMAND...", type=click.UNPROCESSED)
+def command(
+    *,
+    sandbox: bool,
+    cores: int | None,
+    cpus: str | None,
+    share_cores: bool,
+    workspace: str | None,
+    state_root: str | None,
+    timeout: float | None,
+    as_json: bool,
+    command: tuple[str, ...],
+) -> int:
+    """Give COMMAND its place, run it, and take all of it back when it ends.
+
+    Claims the cores that are asked for, so that no other `berth run` gets them; runs the command with standard input,
+    output and exit status passed through; ends everything it started when it ends, when its time is over, on Ctrl-C,
+    and when berth itself is killed; and leaves one durable record. Without --cores and --cpus the caller's CPU mask
+    stays as it is.
+    """
+    from berth.epoch.epoch import EpochRoot
+    from berth.host.cpuset import CpuSet
+    from berth.launch.recover import recover
+    from berth.launch.request import RunRequest, check_request
+    from berth.launch.run import start
+    from berth.linux.signals import SignalInbox
+    from berth.settings import load_settings, sandbox_account
+
+    settings = load_settings(state_root=state_root)
+    assert settings.state_root is not None
+    request = RunRequest(
+        command=command,
+        sandbox=sandbox,
+        cores=cores,
+        cpus=None if cpus is None else CpuSet.parse_list(cpus, source="--cpus"),
+        share_cores=share_cores,
+        workspace=_directory(workspace),
+        timeout_s=timeout,
+        output_to_stderr=as_json,
+    )
+    check_request(request)
+    with EpochRoot(settings.state_root) as root:
+        for left in recover(root):
+            if left.error is not None:
+                _note(left.error.message)
+            elif left.processes_ended:
+                _note(f"{_processes(left.processes_ended)} of the killed run {left.epoch[:12]}... had to be ended")
+        with SignalInbox() as inbox:
+            finished = start(request, root, sandbox_user=sandbox_account(settings)).wait(inbox)
+    ended = finished.record["processes_ended"]
+    if isinstance(ended, int) and ended:
+        _note(f"{_processes(ended)} outlived the command and had to be ended")
+    if as_json:
+        click.echo(json.dumps(finished.record, indent=2))
+    return finished.exit_code
+
+
+def _directory(workspace: str | None) -> str:
+    if workspace == "":
+        raise MalformedError("bad-workspace", "--workspace is empty", "Give a directory, or leave it out.")
+    try:
+        return workspace or os.getcwd()
+    except FileNotFoundError:
+        raise MalformedError(
+            "bad-workspace", "the current directory was removed", "Change to one that exists, or give --workspace DIR."
+        ) from None
+
+
+def _processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"
+
+
+def _note(text: str) -> None:
+    click.echo(f"berth: {text}", err=True)

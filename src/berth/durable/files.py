@@ -1,0 +1,177 @@
+"""Files that last: what is reported as done survives a power cut.
+
+"Atomic" and "durable" are two promises. A rename is atomic by itself; it is durable only after the parent directory is
+synced. So every change here ends with an fsync(2) of the directory that holds the name. A failed fsync is final: the
+kernel may have dropped the data and would report success the next time, so it is never repeated. Where the change is
+already visible the outcome is uncertain, which is an error of its own.
+
+Out of scope: what the disk, the hypervisor or a network server does after it has acknowledged a flush.
+"""
+
+import contextlib
+import os
+import secrets
+
+from berth.errors import UncertainError
+from berth.linux import syscalls
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+def fsync_directory(path: str, *, dir_fd: int | None = None) -> None:
+    """Make the names in the directory `path` durable.
+
+    Raises:
+        OSError: It cannot be opened, or fsync(2) failed; what was changed in it may or may not survive.
+    """
+    fd = os.open(path, _DIRECTORY, dir_fd=dir_fd)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        raise OSError(error.errno, os.strerror(error.errno or 0), path) from error
+    finally:
+        os.close(fd)
+
+
+def durable_rename_noreplace(
+    source: str, destination: str, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
+) -> None:
+    """Rename `source` to `destination`, refusing an existing destination, and make that durable.
+
+    One renameat2(2) with RENAME_NOREPLACE, never a check followed by a plain rename. After it the destination's
+    directory is synced, then the source's where that is another one: a retirement costs exactly one fsync.
+
+    Args:
+        source: A path, or the name of an entry of `src_dir_fd`.
+        destination: A path, or the name of an entry of `dst_dir_fd`.
+        src_dir_fd: Open directory that `source` is a single name in.
+        dst_dir_fd: Open directory that `destination` is a single name in.
+
+    Raises:
+        FileExistsError: The destination exists; both sides are as they were, nothing was synced.
+        OSError: The rename was refused; EOPNOTSUPP where the kernel has no such call.
+        UncertainError: The rename is visible and a directory could not be synced.
+    """
+    for name, dir_fd in ((source, src_dir_fd), (destination, dst_dir_fd)):
+        if dir_fd is not None:
+            syscalls.check_name(name)
+    syscalls.renameat2(
+        source,
+        destination,
+        syscalls.RENAME_NOREPLACE,
+        src_dir_fd=syscalls.AT_FDCWD if src_dir_fd is None else src_dir_fd,
+        dst_dir_fd=syscalls.AT_FDCWD if dst_dir_fd is None else dst_dir_fd,
+    )
+    _sync_parents(source, destination, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+
+
+def durable_replace(
+    source: str, destination: str, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
+) -> None:
+    """Rename `source` to `destination`, replacing it where the last writer wins, and make that durable.
+
+    Raises:
+        OSError: The rename was refused; both sides are as they were.
+        UncertainError: The rename is visible and a directory could not be synced.
+    """
+    os.replace(source, destination, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+    _sync_parents(source, destination, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+
+
+def durable_write(path: str, data: bytes, *, mode: int = 0o600, dir_fd: int | None = None) -> None:
+    """Write the file `path`, replacing an old one as a whole, and make it durable.
+
+    The bytes go to a temporary name in the same directory, are synced, and take the name afterwards: a reader sees
+    the old file or the new one, and a failure leaves the old one and no temporary.
+
+    Args:
+        path: A path, or a path relative to `dir_fd`.
+        data: The whole content.
+        mode: Permission bits of the new file.
+        dir_fd: Open directory that `path` is relative to.
+
+    Raises:
+        OSError: Nothing was changed; ENOSPC for a full disk.
+        UncertainError: The new file is visible and its directory could not be synced.
+    """
+    directory, name = os.path.split(path)
+    temporary = os.path.join(directory, f".{name[:200]}.{secrets.token_hex(8)}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(temporary, flags, mode, dir_fd=dir_fd)
+    try:
+        try:
+            _write_all(fd, data)
+            os.fsync(fd)
+        except OSError as error:
+            raise OSError(error.errno, os.strerror(error.errno or 0), path) from error
+        finally:
+            os.close(fd)
+        os.replace(temporary, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary, dir_fd=dir_fd)
+        raise
+    _sync_parents(path, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+
+
+def durable_makedirs(path: str, *, mode: int = 0o700) -> None:
+    """Create the directory `path` and every missing ancestor, and make each of the new names durable.
+
+    Raises:
+        OSError: An ancestor is not a directory or may not be written, or a directory could not be synced. What was
+            created stays; a repetition goes on from there.
+    """
+    missing = []
+    current = os.path.abspath(path)
+    while not os.path.isdir(current):
+        missing.append(current)
+        current = os.path.dirname(current)
+    for directory in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory, mode)
+        if not os.path.isdir(directory):
+            raise NotADirectoryError(f"not a directory: {directory!r}")
+        fsync_directory(os.path.dirname(directory))
+
+
+def list_names(dir_fd: int) -> list[str]:
+    """Return the names in the open directory `dir_fd`, sorted.
+
+    A fresh descriptor is read each time: one that was opened before may not show newer names (btrfs).
+
+    Raises:
+        OSError: The directory cannot be read.
+    """
+    fd = os.open(".", _DIRECTORY, dir_fd=dir_fd)
+    try:
+        return sorted(os.listdir(fd))
+    finally:
+        os.close(fd)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _sync_parents(source: str, destination: str, *, src_dir_fd: int | None, dst_dir_fd: int | None) -> None:
+    """Sync the directory of `destination`, then that of `source` unless it is the same directory."""
+    parents = []
+    try:
+        for path, dir_fd in ((destination, dst_dir_fd), (source, src_dir_fd)):
+            fd = os.open(os.path.dirname(path) or ".", _DIRECTORY, dir_fd=dir_fd)
+            parents.append(fd)
+            if len(parents) == 1 or not os.path.sameopenfile(*parents):
+                os.fsync(fd)
+    except OSError as error:
+        raise UncertainError(
+            f"{destination!r} is in place, but its directory could not be synced ({os.strerror(error.errno or 0)}): "
+            f"after a power cut it may be back at {source!r}",
+            errno=error.errno or 0,
+            filename=source,
+            filename2=destination,
+        ) from error
+    finally:
+        for fd in parents:
+            os.close(fd)

@@ -1,0 +1,244 @@
+"""Epochs: the durable work-state of one run, from opening to retirement.
+
+    <root>/                                              the state root
+        .berth.lock                                      held while names of epochs are being made or adopted
+        .standalone-work-<64 hex>/                       an active epoch, held by a flock on the directory itself
+        .retired-standalone-work-<64 hex>-<32 hex>/      a retired epoch; never resumed, reclaimed later
+
+The flock is what says that a run is alive: it follows the directory through the rename and falls with its holder. An
+active epoch whose lock is free belongs to a run that was killed, and whoever gets the lock next may finish it. Between
+`mkdir` and `flock` a new epoch would look just like that, so both sides take `.berth.lock` first.
+"""
+
+import contextlib
+import errno
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from berth.durable.files import durable_makedirs, durable_rename_noreplace, durable_write, list_names
+from berth.epoch import names
+from berth.epoch.capability import probe_noreplace
+from berth.errors import FailedError, ForbiddenError, MalformedError
+from berth.linux.locks import open_lock_file, try_lock, wait_lock
+
+_LOCK_NAME: Final = ".berth.lock"
+_LOCK_TIMEOUT_S: Final = 30.0
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Epoch:
+    """One epoch that this process holds; a context manager that lets go of it.
+
+    Attributes:
+        id: 64 lower-case hexadecimal digits.
+        fd: The open and locked directory.
+    """
+
+    def __init__(self, root: "EpochRoot", epoch: str, fd: int) -> None:
+        self.id = epoch
+        self.fd = fd
+        self._root = root
+
+    def __enter__(self) -> "Epoch":
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        os.close(self.fd)
+
+    @property
+    def path(self) -> str:
+        """Path of the active epoch, for messages."""
+        return os.path.join(self._root.path, names.active_name(self.id))
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write the file `name` of the work-state durably.
+
+        Raises:
+            OSError: Nothing was changed.
+            UncertainError: See `durable_write`.
+        """
+        durable_write(name, data, dir_fd=self.fd)
+
+    def read(self, name: str) -> bytes | None:
+        """Return the content of the file `name` of the work-state, or None where there is none."""
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=self.fd)
+        except FileNotFoundError:
+            return None
+        with os.fdopen(fd, "rb") as file:
+            return file.read()
+
+    def publish(self, name: str, *, dir_fd: int, as_name: str) -> None:
+        """Move the file `name` out of the work-state to `as_name` in the directory `dir_fd`, never replacing one.
+
+        Raises:
+            FileExistsError: `as_name` exists; it and the work-state are as they were.
+            OSError: The rename was refused.
+            UncertainError: See `durable_rename_noreplace`.
+        """
+        durable_rename_noreplace(name, as_name, src_dir_fd=self.fd, dst_dir_fd=dir_fd)
+
+    def retire(self, retirement: str | None = None) -> str:
+        """End the epoch: one no-replace rename inside the root and one fsync of the root. Return the new name.
+
+        Args:
+            retirement: 32 hexadecimal digits; made from the time and chance where it is left out.
+
+        Raises:
+            FileExistsError: The retired name exists; both trees are as they were.
+            ForbiddenError: The active name is not this epoch's directory any more.
+            OSError: The rename was refused.
+            UncertainError: See `durable_rename_noreplace`.
+        """
+        if retirement is None:
+            retirement = names.retirement_id(time.time_ns() // 1_000_000, secrets.randbits(80))
+        active, retired = names.active_name(self.id), names.retired_name(self.id, retirement)
+        if not self._root.shows(active, self.fd):
+            raise ForbiddenError(
+                "epoch-moved",
+                f"the work-state {self.path!r} was renamed or replaced by somebody else and cannot be retired",
+                "Look at the state root: nothing was changed there.",
+            )
+        durable_rename_noreplace(active, retired, src_dir_fd=self._root.fd, dst_dir_fd=self._root.fd)
+        return retired
+
+
+class EpochRoot:
+    """A state root, opened once: every name below it is used relative to that one descriptor.
+
+    Attributes:
+        path: Absolute path, for messages.
+        fd: The open directory.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Open the root `path`, creating it where it is missing, and prove that it protects existing names.
+
+        Raises:
+            MalformedError: `path` is not a directory of ours.
+            AbilityError: Its file system does not refuse to replace names.
+            FailedError: It cannot be created, opened, locked or probed.
+        """
+        self.path = os.path.abspath(path)
+        try:
+            durable_makedirs(self.path)
+            self.fd = os.open(self.path, _DIRECTORY)
+        except OSError as error:
+            raise _cannot_open(self.path, error) from error
+        try:
+            _check_owner(self.path, os.fstat(self.fd))
+            with self.locked():
+                probe_noreplace(self.fd, self.path)
+        except BaseException:
+            os.close(self.fd)
+            raise
+
+    def __enter__(self) -> "EpochRoot":
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        os.close(self.fd)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the root's lock: short, while names of epochs are made, adopted or probed.
+
+        Raises:
+            FailedError: The lock file is unusable, or somebody holds it for too long.
+        """
+        try:
+            fd = open_lock_file(_LOCK_NAME, dir_fd=self.fd)
+        except OSError as error:
+            raise FailedError(
+                "root-lock",
+                f"the lock file {_LOCK_NAME} of the state root {self.path!r} cannot be opened: {error.strerror}",
+                "It must be a regular file that you may write; berth makes it itself where it is missing.",
+            ) from error
+        try:
+            if not wait_lock(fd, _LOCK_TIMEOUT_S):
+                raise FailedError(
+                    "root-lock",
+                    f"another process has held {_LOCK_NAME} of {self.path!r} for {_LOCK_TIMEOUT_S:.0f} s",
+                    f"See who it is with `fuser -v {os.path.join(self.path, _LOCK_NAME)}`.",
+                )
+            yield
+        finally:
+            os.close(fd)
+
+    def open_epoch(self, epoch: str) -> Epoch:
+        """Make the new epoch `epoch`, durable and held by this process.
+
+        Raises:
+            FileExistsError: There is an active epoch of this id.
+            OSError: It could not be made.
+        """
+        name = names.active_name(epoch)
+        with self.locked():
+            os.mkdir(name, 0o700, dir_fd=self.fd)
+            fd = os.open(name, _DIRECTORY, dir_fd=self.fd)
+            try_lock(fd)
+        try:
+            os.fsync(self.fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        return Epoch(self, epoch, fd)
+
+    def active(self) -> list[str]:
+        """Return the ids of the active epochs, held or left behind, sorted."""
+        return [epoch for epoch in map(names.parse_active, list_names(self.fd)) if epoch is not None]
+
+    def retired(self) -> list[tuple[str, str]]:
+        """Return (epoch id, retirement id) of every retired epoch, sorted by name."""
+        return [ids for ids in map(names.parse_retired, list_names(self.fd)) if ids is not None]
+
+    def adopt(self, epoch: str) -> Epoch | None:
+        """Take over the active epoch `epoch` where nobody holds it any more; None where somebody does, or it is gone.
+
+        Raises:
+            OSError: It cannot be opened; a link or a file in its place is never followed.
+        """
+        name = names.active_name(epoch)
+        with self.locked():
+            try:
+                fd = os.open(name, _DIRECTORY, dir_fd=self.fd)
+            except FileNotFoundError:
+                return None
+            if try_lock(fd) and self.shows(name, fd):
+                return Epoch(self, epoch, fd)
+            os.close(fd)
+            return None
+
+    def shows(self, name: str, fd: int) -> bool:
+        """Say whether the entry `name` of the root is the directory open as `fd`."""
+        try:
+            seen = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(seen, os.fstat(fd))
+
+
+def _check_owner(path: str, status: os.stat_result) -> None:
+    """Refuse a root in which somebody else could make, swap or remove work-state."""
+    if status.st_uid not in (os.geteuid(), 0):
+        raise MalformedError(
+            "foreign-state-root",
+            f"the state root {path!r} belongs to uid {status.st_uid}, not to you (uid {os.geteuid()})",
+            "Choose a directory of your own with --state-root DIR or BERTH_STATE_ROOT.",
+        )
+    if status.st_mode & 0o002:
+        raise MalformedError(
+            "open-state-root",
+            f"everybody may write to the state root {path!r}, and could replace work-state in it",
+            f"Take that away with `chmod o-w {path}`, or choose another directory with --state-root DIR.",
+        )
+
+
+def _cannot_open(path: str, error: OSError) -> FailedError | MalformedError:
+    fix = "Choose a directory that you may write with --state-root DIR or BERTH_STATE_ROOT."
+    if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.EEXIST):
+        return MalformedError("bad-state-root", f"the state root {path!r} is not a directory: {error.strerror}", fix)
+    return FailedError("state-root", f"the state root {path!r} cannot be used: {error.strerror}", fix)

@@ -1,0 +1,178 @@
+"""One command in its place: made behind a gate, looked at, and only then let begin.
+
+The command of a host run stands at the keeper's gate. A sandboxed one stands at bubblewrap's, after the set-up, so that
+what it will see can be read back from the kernel. Nothing of the caller's has been executed at that point.
+"""
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from berth.errors import RUN_NOT_EXECUTABLE, RUN_NOT_FOUND, FailedError
+from berth.host.cpuset import CpuSet
+from berth.launch.request import RunRequest
+from berth.launch.terminal import foreground_terminal
+from berth.launch.workspace import Workspace
+from berth.linux.process import read_status
+from berth.linux.spawn import Command, Event, Keeper
+from berth.sandbox.bubblewrap import Sandbox, User, prepare
+
+_READY_TIMEOUT_S: Final = 30.0
+
+
+class NotStartedError(FailedError):
+    """The command could not be executed; `exit_code` is what a POSIX shell would answer."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__("command-not-started", message, "Check its name, its permissions and the PATH it runs with.")
+        self.exit_code = exit_code
+
+
+@dataclass(slots=True)
+class Placement:
+    """The process of a run, seen from berth.
+
+    Attributes:
+        keeper: What ends everything inside; None before `begin`.
+        sandbox: The sandbox around the command, or None on the host.
+        terminal: The terminal whose foreground the command may become, or None.
+        pid: The command on the host, bubblewrap around it in a sandbox.
+        seen: The affinity mask that was read back.
+        began_at: Seconds since 1970 when the gate was opened, or None.
+        began_monotonic_s: The same moment on the monotonic clock.
+    """
+
+    request: RunRequest
+    epoch: str
+    workspace: Workspace
+    claimed: CpuSet | None
+    user: User | None
+    held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    keeper: Keeper | None = None
+    sandbox: Sandbox | None = None
+    terminal: int | None = None
+    pid: int | None = None
+    seen: CpuSet | None = None
+    began_at: float | None = None
+    began_monotonic_s: float = 0.0
+
+    def begin(self, held_fds: Sequence[int]) -> None:
+        """Make the process, read back its mask and its sandbox, and open the gate.
+
+        Args:
+            held_fds: Descriptors that the keeper holds until nothing is left inside: claims and locks.
+
+        Raises:
+            NotStartedError: The command could not be executed.
+            AbilityError: No sandbox can be made here.
+            FailedError: What was read back is not what was asked for, or a process on the way was killed.
+        """
+        command = self._sandbox_command() if self.request.sandbox else self._host_command()
+        self.keeper = Keeper.start(command, held=held_fds)
+        self.held.callback(self.keeper.close)
+        self.pid = self._expect("ready").values[0]
+        if self.sandbox is None:
+            self._check_mask(read_status(self.pid)["Cpus_allowed_list"])
+        self.keeper.go()
+        self._expect("started")
+        if self.sandbox is not None:
+            self._look_into(self.sandbox)
+            self.sandbox.let_begin()
+        self.began_at, self.began_monotonic_s = time.time(), time.monotonic()
+
+    def end(self, grace_s: float) -> None:
+        """Ask everything inside to end, and kill it `grace_s` seconds later.
+
+        In a sandbox bubblewrap's own two processes are spared at first: they would take the rest down without grace.
+        """
+        if self.keeper is not None:
+            self.keeper.end(grace_s, spare=(self.pid or 0, self.sandbox.inside_pid) if self.sandbox else ())
+
+    def close(self) -> None:
+        """Kill whatever is left inside, wait until it is gone, and close every descriptor."""
+        self.held.close()
+
+    def _host_command(self) -> Command:
+        self.terminal = foreground_terminal()
+        if self.terminal is not None:
+            self.held.callback(os.close, self.terminal)
+        return Command(
+            argv=self.request.command,
+            environment=os.environ,
+            mark=self.epoch,
+            cpus=self._cpus(),
+            directory=self.workspace.fd,
+            terminal=self.terminal,
+            streams=self._streams(),
+        )
+
+    def _sandbox_command(self) -> Command:
+        self.sandbox = prepare(
+            self.request.command,
+            workspace=self.workspace.fd,
+            mark=self.epoch,
+            terminal=os.environ.get("TERM"),
+            user=self.user,
+        )
+        self.held.callback(self.sandbox.close)
+        return Command(
+            argv=self.sandbox.argv,
+            environment={"PATH": os.defpath},
+            mark=self.epoch,
+            cpus=self._cpus(),
+            user=self.user,
+            streams=self._streams(),
+            fds=self.sandbox.fds,
+        )
+
+    def _cpus(self) -> tuple[int, ...] | None:
+        return None if self.claimed is None else tuple(self.claimed)
+
+    def _streams(self) -> list[tuple[int, int]]:
+        return [(2, 1)] if self.request.output_to_stderr else []
+
+    def _look_into(self, sandbox: Sandbox) -> None:
+        sandbox.close_passed()
+        sandbox.wait_until_set_up()
+        self._check_mask(sandbox.mask())
+        program = self.request.command[0]
+        if not sandbox.finds(program):
+            raise NotStartedError(f"{program!r} was not found in the sandbox", RUN_NOT_FOUND)
+
+    def _check_mask(self, listed: str) -> None:
+        """Compare the claim with the mask that the kernel shows: it cuts a mask to the cpuset without a word."""
+        self.seen = CpuSet.parse_list(listed)
+        if self.claimed is not None and self.seen != self.claimed:
+            raise FailedError(
+                "mask-differs",
+                f"the command was to run on CPUs {self.claimed}, and the kernel gives it {self.seen}",
+                "Something else limits it: compare the cpuset that `berth doctor` shows, then try again.",
+            )
+
+    def _expect(self, kind: str) -> Event:
+        assert self.keeper is not None
+        event = self.keeper.next_event(_READY_TIMEOUT_S)
+        if event is not None and event.kind == kind:
+            return event
+        if event is not None and event.kind == "failed":
+            raise self._not_started(event.values[0], at_gate=kind == "started")
+        raise FailedError(
+            "keeper-lost",
+            f"the process that keeps the command {'was killed' if event else 'hung'} before the command began",
+            "Try again; if it stays, `berth doctor` shows what this host lacks.",
+        )
+
+    def _not_started(self, code: int, *, at_gate: bool) -> FailedError:
+        """Return the error for what the child could not do: take its place, or execute the command."""
+        why = os.strerror(code)
+        if not at_gate:
+            return FailedError(
+                "place-refused", f"the command could not be given its place: {why}", "See `berth doctor`."
+            )
+        missing = code in (errno.ENOENT, errno.ENOTDIR)
+        program = "bwrap" if self.sandbox else self.request.command[0]
+        return NotStartedError(f"{program!r}: {why}", RUN_NOT_FOUND if missing else RUN_NOT_EXECUTABLE)

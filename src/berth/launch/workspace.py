@@ -1,0 +1,147 @@
+"""The directory a command works in: opened once, and refused where a sandbox must not write.
+
+On the host the workspace is just the working directory. A sandbox makes it writable for code nobody has read, so there
+it must be a directory reached without any link, and neither hold nor be held by what that code must never change.
+"""
+
+import errno
+import os
+import pwd
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from berth.errors import MalformedError
+
+#: The system that every other command relies on: no workspace is one of these, holds one, or lies in one.
+_SYSTEM: Final = ("/bin", "/boot", "/dev", "/etc", "/lib", "/proc", "/sbin", "/sys", "/usr")
+_STEP: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """An open workspace.
+
+    Attributes:
+        path: Absolute path.
+        fd: The directory, open for reading on the host and as O_PATH for a sandbox.
+        owner: Its user id.
+        group: Its group id.
+    """
+
+    path: str
+    fd: int
+    owner: int
+    group: int
+
+
+def open_host_workspace(path: str) -> Workspace:
+    """Open the working directory of a command on the host.
+
+    Raises:
+        MalformedError: It is not a directory that the caller may enter.
+    """
+    try:
+        fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        if not os.access(f"/proc/self/fd/{fd}", os.X_OK):
+            os.close(fd)
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+    except OSError as error:
+        raise _cannot_open(path, error) from error
+    return _opened(os.path.abspath(path), fd)
+
+
+def open_sandbox_workspace(path: str, *, state_root: str) -> Workspace:
+    """Open the directory that becomes /workspace in a sandbox, following no link on the way.
+
+    Raises:
+        MalformedError: It is not a directory, is reached through a link, or a sandbox must not write there.
+    """
+    absolute = os.path.abspath(path)
+    fd = _open_without_links(absolute)
+    try:
+        _refuse_unsafe(absolute, fd, os.path.abspath(state_root))
+    except BaseException:
+        os.close(fd)
+        raise
+    return _opened(absolute, fd)
+
+
+def _opened(path: str, fd: int) -> Workspace:
+    status = os.fstat(fd)
+    return Workspace(path, fd, status.st_uid, status.st_gid)
+
+
+def _open_without_links(path: str) -> int:
+    """Walk down from / one name at a time, so that no component can be a link, now or a moment later."""
+    fd = os.open("/", _STEP)
+    walked = "/"
+    for name in filter(None, path.split("/")):
+        walked = os.path.join(walked, name)
+        try:
+            below = os.open(name, _STEP, dir_fd=fd)
+        except OSError as error:
+            if os.path.islink(walked):
+                raise MalformedError(
+                    "workspace-link",
+                    f"the workspace {path!r} is reached through the symbolic link {walked!r}, "
+                    "which could point elsewhere a moment later",
+                    f"Give the real path: {os.path.realpath(path)}",
+                ) from error
+            raise _cannot_open(path, error) from error
+        finally:
+            os.close(fd)
+        fd = below
+    return fd
+
+
+def _refuse_unsafe(path: str, fd: int, state_root: str) -> None:
+    for protected in _protected(state_root):
+        if path == protected or _inside(protected, path):
+            raise _unsafe(path, f"it {'is' if path == protected else 'holds'} {protected}")
+    for outer in (*_SYSTEM, state_root, os.path.realpath(state_root)):
+        if _inside(path, outer):
+            raise _unsafe(path, f"it lies inside {outer}")
+    for name in _protected(state_root):
+        try:
+            same = os.path.samestat(os.stat(name), os.fstat(fd))
+        except OSError:
+            continue
+        if same:
+            raise _unsafe(path, f"it is {name} under another name")
+
+
+def _protected(state_root: str) -> Iterator[str]:
+    yield from ("/", "/root", "/run", *_SYSTEM)
+    yield state_root
+    yield os.path.realpath(state_root)
+    for home in {os.environ.get("HOME", ""), _home_of(os.getuid())}:
+        if home:
+            yield os.path.abspath(home)
+
+
+def _home_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_dir
+    except KeyError:
+        return ""
+
+
+def _inside(path: str, directory: str) -> bool:
+    return path != directory and path.startswith(directory.rstrip("/") + "/")
+
+
+def _unsafe(path: str, why: str) -> MalformedError:
+    return MalformedError(
+        "unsafe-workspace",
+        f"{path!r} cannot be the writable workspace of a sandbox: {why}",
+        "Make a directory for the work and give it with --workspace DIR.",
+    )
+
+
+def _cannot_open(path: str, error: OSError) -> MalformedError:
+    return MalformedError(
+        "bad-workspace",
+        f"the workspace {path!r} cannot be used: {error.strerror}",
+        "It must be an existing directory that you may enter; give another with --workspace DIR.",
+    )

@@ -1,0 +1,154 @@
+"""Processes as /proc shows them: who they are, what belongs to whom, and how to end a marked one.
+
+A pid alone never identifies a process. Its start time is compared, and a pidfd pins it, before a signal is sent.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from typing import NamedTuple
+
+#: Environment variable that marks every process of a run; its value is the run's epoch id.
+RUN_MARK = "BERTH_RUN"
+
+_POLL_S = 0.005
+#: /proc/PID/stat field 3 (proc_pid_stat(5)): a process in one of these states runs no more code.
+_DEAD_STATES = "ZXx"
+
+
+class ProcessStat(NamedTuple):
+    """Fields of /proc/PID/stat that berth uses (proc_pid_stat(5))."""
+
+    pid: int
+    state: str
+    parent: int
+    #: Start time in clock ticks since boot (field 22). Two processes may share a tick.
+    start_ticks: int
+
+
+def boot_id() -> str:
+    """Return the random id of this boot (random(4)): start times of another boot mean nothing."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def read_stat(pid: int) -> ProcessStat | None:
+    """Return the state of `pid`, or None where there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text[text.rindex(b")") + 2 :].split()
+    return ProcessStat(pid=pid, state=fields[0].decode("ascii"), parent=int(fields[1]), start_ticks=int(fields[19]))
+
+
+def read_status(pid: int) -> dict[str, str]:
+    """Return /proc/PID/status (proc_pid_status(5)) as a mapping of its keys.
+
+    Raises:
+        OSError: The process is gone, or may not be read.
+    """
+    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+        pairs = (line.split(":", 1) for line in file if ":" in line)
+        return {key: value.strip() for key, value in pairs}
+
+
+def command_line(pid: int) -> str:
+    """Return the command line of `pid` for a message, at most 80 characters, or "?" where it cannot be read."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read(4096).decode("utf-8", "backslashreplace").split("\0")
+    except OSError:
+        return "?"
+    text = " ".join(word for word in words if word).replace("\n", " ")
+    return (text[:77] + "...") if len(text) > 80 else (text or "?")
+
+
+def all_pids() -> list[int]:
+    """Return the pid of every process that /proc shows, ascending."""
+    return sorted(int(name) for name in os.listdir("/proc") if name.isascii() and name.isdigit())
+
+
+def descendants(ancestor: int) -> list[ProcessStat]:
+    """Return every living descendant of `ancestor`, parents before children, zombies left out.
+
+    One pass over /proc: a process that forks meanwhile may be missed, so callers repeat until nothing is left.
+    """
+    stats = [stat for stat in map(read_stat, all_pids()) if stat is not None]
+    children: dict[int, list[ProcessStat]] = {}
+    for stat in stats:
+        children.setdefault(stat.parent, []).append(stat)
+    found: list[ProcessStat] = []
+    queue = [ancestor]
+    while queue:
+        below = children.get(queue.pop(), [])
+        found.extend(stat for stat in below if stat.state not in _DEAD_STATES)
+        queue.extend(stat.pid for stat in below)
+    return found
+
+
+def send_signal(target: ProcessStat, number: int) -> bool:
+    """Send `number` to exactly that process and say whether it was sent.
+
+    False where the process is gone or its pid belongs to another process by now.
+
+    Raises:
+        PermissionError: The process belongs to another user.
+    """
+    try:
+        pidfd = os.pidfd_open(target.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        now = read_stat(target.pid)
+        if now is None or now.start_ticks != target.start_ticks:
+            return False
+        signal.pidfd_send_signal(pidfd, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(pidfd)
+    return True
+
+
+def marked(run: str, *, not_before_ticks: int) -> list[ProcessStat]:
+    """Return the living processes that carry the mark of `run` and started no earlier than `not_before_ticks`.
+
+    The mark is read from /proc/PID/environ, which shows the environment a program was started with. Processes of
+    other users cannot be read and are left out, unless the caller is root.
+    """
+    wanted = f"{RUN_MARK}={run}".encode("ascii")
+    found = []
+    for pid in all_pids():
+        if pid == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                carries = wanted in file.read().split(b"\0")
+        except OSError:
+            continue
+        stat = read_stat(pid) if carries else None
+        if stat is not None and stat.state not in _DEAD_STATES and stat.start_ticks >= not_before_ticks:
+            found.append(stat)
+    return found
+
+
+def end_marked(run: str, *, not_before_ticks: int, timeout_s: float) -> tuple[int, list[ProcessStat]]:
+    """Kill every process that carries the mark of `run`, until none is left or `timeout_s` seconds are over.
+
+    Returns:
+        How many processes were signalled, and those that are still there.
+    """
+    deadline = time.monotonic() + timeout_s
+    ended: set[tuple[int, int]] = set()
+    while left := marked(run, not_before_ticks=not_before_ticks):
+        for stat in left:
+            with contextlib.suppress(PermissionError):
+                if send_signal(stat, signal.SIGKILL):
+                    ended.add((stat.pid, stat.start_ticks))
+        if time.monotonic() >= deadline:
+            return len(ended), marked(run, not_before_ticks=not_before_ticks)
+        time.sleep(_POLL_S)
+    return len(ended), []

@@ -1,0 +1,139 @@
+"""Settings: from files, the environment and options, the last wins, into one frozen value.
+
+    /etc/berth/config.toml                  for everybody; must belong to root, unwritable for others
+    $XDG_CONFIG_HOME/berth/config.toml      for one user; not read for root
+    BERTH_STATE_ROOT                        environment
+    --state-root DIR                        options of the command
+
+Every key is checked: an unknown one is refused with the nearest that exists, never ignored.
+"""
+
+import difflib
+import os
+import pwd
+import stat
+import tomllib
+from typing import Final
+
+import msgspec
+
+from berth.errors import MalformedError
+
+#: Settings of the whole machine.
+SYSTEM_FILE: Final = "/etc/berth/config.toml"
+_ROOT_STATE: Final = "/var/lib/berth"
+
+
+class SandboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Settings of the sandbox, table `[sandbox]`."""
+
+    #: User name that a sandbox of root becomes where the workspace belongs to root.
+    user: str | None = None
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """All settings."""
+
+    #: Directory of records and work-state; absolute.
+    state_root: str | None = None
+    sandbox: SandboxSettings = SandboxSettings()
+
+
+def load_settings(*, state_root: str | None = None) -> Settings:
+    """Return the settings of this process.
+
+    Args:
+        state_root: Value of `--state-root`, or None.
+
+    Raises:
+        MalformedError: A file is not TOML, holds an unknown key or a wrong value, or others could write it.
+    """
+    merged: dict[str, object] = {}
+    for path in _files():
+        _merge(merged, _read(path))
+    settings = msgspec.convert(merged, Settings)
+    chosen = state_root or os.environ.get("BERTH_STATE_ROOT") or settings.state_root or default_state_root()
+    return msgspec.structs.replace(settings, state_root=os.path.abspath(chosen))
+
+
+def default_state_root() -> str:
+    """Return the state root where nothing names one: /var/lib/berth for root, `$XDG_STATE_HOME/berth` for others."""
+    if os.geteuid() == 0:
+        return _ROOT_STATE
+    return os.path.join(_base_directory("XDG_STATE_HOME", ".local/state"), "berth")
+
+
+def sandbox_account(settings: Settings) -> tuple[int, int, tuple[int, ...]] | None:
+    """Return (uid, gid, supplementary gids) of `sandbox.user`, or None where none is set.
+
+    Raises:
+        MalformedError: There is no such user, or it is root.
+    """
+    name = settings.sandbox.user
+    if name is None:
+        return None
+    try:
+        account = pwd.getpwnam(name)
+    except KeyError:
+        raise _bad(f"sandbox.user names {name!r}, and there is no such user", "Create it, or name another.") from None
+    if account.pw_uid == 0:
+        raise _bad("sandbox.user names root", "Name an ordinary user; that is what the setting is for.")
+    return account.pw_uid, account.pw_gid, tuple(os.getgrouplist(name, account.pw_gid))
+
+
+def _files() -> list[str]:
+    files = [SYSTEM_FILE]
+    if os.geteuid() != 0:
+        files.append(os.path.join(_base_directory("XDG_CONFIG_HOME", ".config"), "berth/config.toml"))
+    return files
+
+
+def _base_directory(variable: str, fallback: str) -> str:
+    """Return a directory of the XDG base directory specification; relative values are invalid there and not used."""
+    value = os.environ.get(variable, "")
+    return value if os.path.isabs(value) else os.path.join(os.path.expanduser("~"), fallback)
+
+
+def _read(path: str) -> dict[str, object]:
+    try:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                raise _bad(
+                    f"others can write the settings file {path!r}",
+                    f"Let root or you own it, and take that away: chmod go-w {path}",
+                )
+            document = tomllib.load(file)
+        msgspec.convert(document, Settings)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise _bad(f"the settings file {path!r} cannot be read: {error.strerror}", "Repair or remove it.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise _bad(f"the settings file {path!r} is not TOML: {error}", "Repair that line.") from error
+    except msgspec.ValidationError as error:
+        raise _bad(
+            f"the settings file {path!r}: {error}{_nearest(str(error))}", "See docs/manual/settings.md."
+        ) from error
+    return document
+
+
+def _merge(into: dict[str, object], new: dict[str, object]) -> None:
+    for key, value in new.items():
+        old = into.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            _merge(old, value)
+        else:
+            into[key] = value
+
+
+def _nearest(message: str) -> str:
+    """Return a hint where `message` names an unknown key that resembles a known one."""
+    quoted = message.split("`")
+    known = [*Settings.__struct_fields__, *SandboxSettings.__struct_fields__]
+    near = difflib.get_close_matches(quoted[1], known, n=1) if len(quoted) > 1 and "unknown field" in message else []
+    return f"; perhaps you meant {near[0]!r}" if near else ""
+
+
+def _bad(message: str, fix: str) -> MalformedError:
+    return MalformedError("bad-settings", message, fix)

@@ -1,0 +1,94 @@
+"""Recorded machines: trees of /sys and /proc, each with the right answers, worked out by hand and by hwloc."""
+
+import bz2
+import io
+import json
+import re
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MACHINES = Path(__file__).resolve().parents[3] / "shared" / "data" / "topologies"
+
+# What berth.host reads: the CPU and node trees, the mount table, the process and its cgroups.
+WANTED = re.compile(
+    r"[^/]+/(sys/devices/system/(cpu/(cpu[0-9]+(/online|/topology(/.*)?)?|[a-z]+)|node(/node[0-9]+(/cpu(list|map))?)?)"
+    r"|proc/(mounts|self(/.*)?)|.*(cpuset|cgroup).*)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """One recorded machine: its root directory and what is true of it."""
+
+    root: str
+    expected: dict[str, Any]
+
+
+def machine_files() -> list[str]:
+    """Name the tarballs at hand, or one stand-in that makes the tests skip."""
+    return sorted(path.name for path in MACHINES.glob("*.tar.bz2")) or ["none"]
+
+
+@pytest.fixture(scope="session")
+def unpacked() -> dict[str, Machine]:
+    """Hold the machines unpacked so far, so that each is unpacked once."""
+    return {}
+
+
+@pytest.fixture(params=machine_files())
+def machine(
+    request: pytest.FixtureRequest, unpacked: dict[str, Machine], tmp_path_factory: pytest.TempPathFactory
+) -> Machine:
+    """Return each recorded machine in turn."""
+    if request.param == "none":
+        pytest.skip("the recorded machines are not at hand (../shared/data/topologies)")
+    if request.param not in unpacked:
+        unpacked[request.param] = unpack(request.param, tmp_path_factory.mktemp("machine"))
+    return unpacked[request.param]
+
+
+def unpack(file: str, target: Path) -> Machine:
+    """Write the wanted regular files of one tarball below `target`; links are left out, nothing here follows any."""
+    entries = json.loads((MACHINES / "expected.json").read_text())["entries"]
+    expected = next(entry for entry in entries if entry["file"] == file)
+    plain = io.BytesIO(bz2.decompress((MACHINES / file).read_bytes()))  # Twice as fast as letting tarfile seek in bz2.
+    with tarfile.open(fileobj=plain) as archive:
+        for member in archive:
+            if not WANTED.fullmatch(member.name.rstrip("/")) or ".." in member.name:
+                continue
+            path = target / member.name
+            if member.isdir():
+                path.mkdir(parents=True, exist_ok=True)
+            elif member.isreg() and (stream := archive.extractfile(member)) is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(stream.read())
+    return Machine(root=str(target / expected["top_directory"]), expected=expected)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> "Tree":
+    """Return a machine to be written file by file."""
+    return Tree(tmp_path)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A small made-up machine."""
+
+    path: Path
+
+    @property
+    def root(self) -> str:
+        """The root to read it under."""
+        return str(self.path)
+
+    def write(self, files: dict[str, str]) -> None:
+        """Write files, given by their absolute path on the machine."""
+        for name, text in files.items():
+            path = self.path / name.lstrip("/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
