@@ -1,8 +1,20 @@
-"""`python -m berth` is the command `berth`."""
+"""The command `berth`, also as `python -m berth`.
 
+Until the command line is there, Ctrl-C ends the process the way the kernel does it, without a traceback.
+"""
+
+import signal
 import sys
 
-from berth.cli.main import main
+
+def main() -> int:
+    """Run the command line and return its exit code."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from berth.cli.main import main as command_line
+
+    return command_line()
+
 
 if __name__ == "__main__":
     sys.exit(main())

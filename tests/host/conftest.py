@@ -15,8 +15,12 @@ MACHINES = Path(__file__).resolve().parents[3] / "shared" / "data" / "topologies
 
 # What berth.host reads: the CPU and node trees, the mount table, the process and its cgroups.
 WANTED = re.compile(
-    r"[^/]+/(sys/devices/system/(cpu/(cpu[0-9]+(/online|/topology(/.*)?)?|[a-z]+)|node(/node[0-9]+(/cpu(list|map))?)?)"
-    r"|proc/(mounts|self(/.*)?)|.*(cpuset|cgroup).*)"
+    r"[^/]+/sys/devices/system/("
+    r"cpu/(online|present|possible|isolated)"
+    r"|cpu/cpu[0-9]+(/online|/topology/(core_cpus_list|thread_siblings|thread_siblings_list|physical_package_id))?"
+    r"|node/node[0-9]+(/cpulist|/cpumap)?)"
+    r"|[^/]+/proc/(mounts|self/(cgroup|cpuset))"
+    r"|[^/]+/(?!sys/devices).*/(cpuset\.)?(cpus|cpus\.effective|effective_cpus)"
 )
 
 

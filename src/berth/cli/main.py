@@ -64,6 +64,8 @@ def cli() -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run berth with `arguments`, by default those of the process, and return its exit code."""
     _open_missing_streams()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     words = sys.argv[1:] if arguments is None else arguments
     try:
         result = cli.main(args=words, prog_name="berth", standalone_mode=False)
@@ -129,6 +131,9 @@ def _open_missing_streams() -> None:
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
+    # The interpreter found them closed, and has no object for them.
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)
 
 
 def _drop_unwritable_output() -> None:

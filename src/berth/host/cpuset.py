@@ -11,6 +11,7 @@ The kernel's `all` and `N` need the size of the machine, so they are not part of
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Self
 
 from berth.errors import MalformedError
@@ -100,10 +101,7 @@ class CpuSet:
 
     def to_list(self) -> str:
         """Return the list form as the kernel prints it: ascending, neighbours joined, `0-3,8`; empty for no CPU."""
-        runs = re.finditer("1+", self._bits())
-        return ",".join(
-            str(run.start()) if len(run[0]) == 1 else f"{run.start()}-{run.start() + len(run[0]) - 1}" for run in runs
-        )
+        return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in self._runs())
 
     def to_mask(self, possible: int | None = None) -> str:
         """Return the mask form.
@@ -146,7 +144,7 @@ class CpuSet:
         return isinstance(number, int) and number >= 0 and bool(self.mask >> number & 1)
 
     def __iter__(self) -> Iterator[int]:
-        return (number for number, bit in enumerate(self._bits()) if bit == "1")
+        return chain.from_iterable(self._runs())
 
     def __len__(self) -> int:
         return self.mask.bit_count()
@@ -172,8 +170,10 @@ class CpuSet:
     def __repr__(self) -> str:
         return f"CpuSet.parse_list({self.to_list()!r})"
 
-    def _bits(self) -> str:
-        return f"{self.mask:b}"[::-1]
+    def _runs(self) -> Iterator[range]:
+        """Yield the members as runs of neighbours, ascending."""
+        lowest_bit_first = f"{self.mask:b}"[::-1]
+        return (range(*run.span()) for run in re.finditer("1+", lowest_bit_first))
 
 
 def _part_mask(part: str) -> int:

@@ -34,7 +34,7 @@ from berth.launch.workspace import Workspace, open_host_workspace, open_sandbox_
 from berth.linux.process import boot_id, end_marked, read_stat
 from berth.linux.signals import SignalInbox
 from berth.linux.spawn import Event
-from berth.sandbox.bubblewrap import User
+from berth.sandbox.bubblewrap import User, probe
 
 #: What a command gets between SIGTERM and SIGKILL when its time is over or berth is told to end, in seconds.
 GRACE_S: Final = 2.0
@@ -209,6 +209,9 @@ def start(request: RunRequest, root: EpochRoot, *, sandbox_user: User | None = N
     with contextlib.ExitStack() as stack:
         workspace = _open_workspace(request, root)
         stack.callback(os.close, workspace.fd)
+        user = _sandbox_user(workspace, sandbox_user) if request.sandbox else None
+        if request.sandbox:
+            probe(user)
         claim = claim_cores(request)
         if claim is not None:
             stack.callback(claim.release)
@@ -219,7 +222,6 @@ def start(request: RunRequest, root: EpochRoot, *, sandbox_user: User | None = N
         store.write_request(epoch, document)
         keeper_lock = store.lock_keeper(epoch)
         stack.callback(os.close, keeper_lock)
-        user = _sandbox_user(workspace, sandbox_user) if request.sandbox else None
         placement = Placement(request, epoch.id, workspace, claim.cpus if claim else None, user)
         stack.callback(placement.close)
         run = Run(root, epoch, document, claim, placement, stack)

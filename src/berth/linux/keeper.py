@@ -165,13 +165,13 @@ class _Keeper:
     def finish(self, *, status: int | None = None, kill_at_once: bool = False) -> NoReturn:
         """End everything inside, tell berth, and exit: the claims fall with this process."""
         self.on_report()
+        self.take_terminal(self.spec.get("group", 0), from_group=self.child)
         left = len(process.descendants(os.getpid())) if status is not None else 0
         if left and not kill_at_once:
             self.ask_to_end()
             grace_ends = time.monotonic() + LEFTOVER_GRACE_S
             status = self.reap_until(min(grace_ends, self.deadline or grace_ends), status)
         status, stuck = self.kill_all(status)
-        self.take_terminal(self.spec.get("group", 0), from_group=self.child)
         self.tell(" ".join(map(str, ("ended", -1 if status is None else status, left, *stuck))))
         os._exit(0)
 
