@@ -63,7 +63,7 @@ def test_the_command_is_the_foreground_and_reads_the_terminal(terminal):
 
 
 def test_ctrl_c_reaches_the_command(terminal, berth):
-    terminal.type("b -- sh -c 'echo up; sleep 60'; echo status $?")
+    terminal.type("b -- sh -c 'echo up; exec sleep 60'; echo status $?")
     terminal.expect("up")
     terminal.press(b"\x03")
     terminal.expect("status 130")
@@ -73,7 +73,7 @@ def test_ctrl_c_reaches_the_command(terminal, berth):
 def test_ctrl_c_ends_a_sandbox(terminal, berth, sandbox_works):
     if not sandbox_works:
         pytest.skip("bubblewrap cannot make a sandbox here; see `berth doctor`")
-    terminal.type("b --sandbox -- sh -c 'echo up; sleep 60'; echo status $?")
+    terminal.type("b --sandbox -- sh -c 'echo up; exec sleep 60'; echo status $?")
     terminal.expect("up")
     terminal.press(b"\x03")
     terminal.expect("status 130")
