@@ -1,6 +1,6 @@
 """Settings: from files, the environment and options, the last wins, into one frozen value.
 
-    /etc/berth/config.toml                  for everybody; must belong to root, unwritable for others
+    /etc/berth/config.toml                  for everybody; must belong to root or the caller, unwritable for others
     $XDG_CONFIG_HOME/berth/config.toml      for one user; not read for root
     BERTH_STATE_ROOT                        environment
     --state-root DIR                        options of the command
@@ -52,6 +52,8 @@ def load_settings(*, state_root: str | None = None) -> Settings:
     for path in _files():
         _merge(merged, _read(path))
     settings = msgspec.convert(merged, Settings)
+    if settings.state_root is not None and not os.path.isabs(settings.state_root):
+        raise _bad(f"state_root is {settings.state_root!r}, which is not absolute", "Write the whole path, from /.")
     chosen = state_root or os.environ.get("BERTH_STATE_ROOT") or settings.state_root or default_state_root()
     return msgspec.structs.replace(settings, state_root=os.path.abspath(chosen))
 

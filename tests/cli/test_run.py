@@ -343,3 +343,42 @@ def wait_until(condition, seconds=10):
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
+
+
+def test_pwd_names_the_workspace(berth):
+    assert berth.run("--", "printenv", "PWD").stdout == f"{berth.workspace}\n"
+    link = berth.workspace.parent / "link"
+    link.symlink_to(berth.workspace)
+    words = ["sh", "-c", 'cd "$0"; exec "$@"', str(link), *berth.words("run", "--", "printenv", "PWD")]
+    assert subprocess.run(words, env=berth.environment(), capture_output=True, text=True).stdout == f"{link}\n"
+
+
+def test_a_killed_bubblewrap_is_a_command_that_was_killed(berth, sandbox_works):
+    if not sandbox_works:
+        pytest.skip("bubblewrap cannot make a sandbox here; see `berth doctor`")
+    words = ["--json", "--sandbox", "--", *SHELL, "echo up >&2; sleep 60"]
+    with berth.start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stderr.readline() == b"up\n"
+        (keeper,) = children_of(process.pid)
+        (bwrap,) = children_of(keeper)
+        os.kill(bwrap, signal.SIGKILL)
+        assert process.wait(timeout=15) == 137
+    assert berth.record()["exit"] == {"outcome": "failed", "code": None, "signal": 9, "error": None}
+
+
+def test_a_killed_keeper_is_said_and_nothing_lives_on(berth, kind):
+    mark = f"6{os.getpid()}{time.monotonic_ns() % 100000}"
+    script = f"setsid sleep {mark} & (setsid sleep {mark} &); echo up >&2; sleep {mark}"
+    with berth.start(*kind, "--", *SHELL, script, stderr=subprocess.PIPE) as process:
+        assert process.stderr.readline() == b"up\n"
+        wait_until(lambda: len(running(mark)) >= 3)
+        (keeper,) = children_of(process.pid)
+        os.kill(keeper, signal.SIGKILL)
+        assert process.wait(timeout=15) == 125
+        assert b"was killed" in process.stderr.read()
+    assert running(mark) == []
+    assert berth.record()["exit"]["error"] == "keeper-lost"
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -94,6 +94,28 @@ def test_ctrl_z_stops_the_job_and_fg_continues_it(terminal):
     terminal.expect("got again")
 
 
+def test_ctrl_z_stops_a_sandbox_and_fg_continues_it(terminal, berth, sandbox_works):
+    if not sandbox_works:
+        pytest.skip("bubblewrap cannot make a sandbox here; see `berth doctor`")
+    terminal.type("b --sandbox -- sh -c 'echo u\"\"p; while :; do sleep 0.05; echo x >> ticks; done'")
+    terminal.expect("up")
+    terminal.press(b"\x1a")
+    terminal.expect("Stopped")
+    ticks = berth.workspace / "ticks"
+    before = ticks.stat().st_size if ticks.exists() else 0
+    time.sleep(0.3)
+    assert (ticks.stat().st_size if ticks.exists() else 0) == before
+    terminal.type("fg")
+    terminal.expect("berth run")
+    deadline = time.monotonic() + 10
+    while not ticks.exists() or ticks.stat().st_size == before:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    terminal.press(b"\x03")
+    terminal.type('echo st""atus $?')
+    terminal.expect("status 130")
+
+
 def test_a_background_job_leaves_the_terminal_alone(terminal):
     terminal.type("b -- sh -c 'sleep 0.3; echo d\"\"one' &")
     terminal.type("read line; echo line $line")

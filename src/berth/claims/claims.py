@@ -70,7 +70,10 @@ def refusal(taken: CpuSet, wanted: str) -> ForbiddenError:
 
 
 def holders(cpu: int) -> tuple[int, ...]:
-    """Return the pids that claimed CPU `cpu`; empty where it is free, or the claimer is gone and its keeper remains."""
+    """Return the pids that claimed CPU `cpu`: empty where it is free.
+
+    A claimer that was killed is still named while its keeper holds the claim and ends what is inside.
+    """
     fd = _open_node(cpu)
     try:
         return lock_holders(fd)

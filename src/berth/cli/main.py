@@ -132,8 +132,8 @@ def _open_missing_streams() -> None:
         os.set_inheritable(fd, True)
     os.close(fd)
     # The interpreter found them closed, and has no object for them.
-    sys.stdout = sys.stdout or open(1, "w", closefd=False)
-    sys.stderr = sys.stderr or open(2, "w", closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def _drop_unwritable_output() -> None:

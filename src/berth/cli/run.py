@@ -83,10 +83,12 @@ def command(
             elif left.processes_ended:
                 _note(f"{_processes(left.processes_ended)} of the killed run {left.epoch[:12]}... had to be ended")
         with SignalInbox() as inbox:
-            finished = start(request, root, sandbox_user=sandbox_account(settings)).wait(inbox)
+            finished = start(request, root, sandbox_user=sandbox_account(settings) if sandbox else None).wait(inbox)
     ended = finished.record["processes_ended"]
     if isinstance(ended, int) and ended:
         _note(f"{_processes(ended)} outlived the command and had to be ended")
+    if stuck := finished.record["processes_stuck"]:
+        _note(f"processes {stuck} cannot be ended; what they were given stays claimed until they are gone")
     if as_json:
         click.echo(json.dumps(finished.record, indent=2))
     return finished.exit_code

@@ -102,13 +102,20 @@ class Placement:
             self.held.callback(os.close, self.terminal)
         return Command(
             argv=self.request.command,
-            environment=os.environ,
+            environment=self._host_environment(),
             mark=self.epoch,
             cpus=self._cpus(),
             directory=self.workspace.fd,
             terminal=self.terminal,
             streams=self._streams(),
         )
+
+    def _host_environment(self) -> dict[str, str]:
+        """Return the caller's environment; PWD names the workspace, and stays where it does already, through links."""
+        with contextlib.suppress(OSError, KeyError):
+            if os.path.samestat(os.stat(os.environ["PWD"]), os.fstat(self.workspace.fd)):
+                return dict(os.environ)
+        return {**os.environ, "PWD": self.workspace.path}
 
     def _sandbox_command(self) -> Command:
         self.sandbox = prepare(

@@ -107,8 +107,17 @@ class Run:
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGCONT:
             self._resume()
+        elif number == signal.SIGTSTP:
+            self._pause()
         else:
             self._end(number)
+
+    def _pause(self) -> None:
+        """Stop with everything inside: in a sandbox the terminal's Ctrl-Z reaches only berth."""
+        if self.placement.keeper is not None:
+            self.placement.keeper.pause()
+            stop_with_command()
+            self._resume()
 
     def _resume(self) -> None:
         if self.placement.keeper is not None:
@@ -122,6 +131,9 @@ class Run:
 
     def _conclude(self, ended: Event) -> Finished:
         """Turn what was seen into an ending, record it, retire the epoch."""
+        if ended.kind == "lost":
+            count, _ = end_marked(self.epoch.id, not_before_ticks=_start_ticks(), timeout_s=_LOST_TIMEOUT_S)
+            ended = Event("lost", (-1, count))
         error = self._own_failure(ended)
         if error is None:
             ending, exit_code = self._ending(ended)
@@ -132,10 +144,10 @@ class Run:
     def _own_failure(self, ended: Event) -> BerthError | None:
         """Return what kept berth from running the command to its end, or None."""
         if ended.kind == "lost":
-            end_marked(self.epoch.id, not_before_ticks=_start_ticks(), timeout_s=_LOST_TIMEOUT_S)
             return FailedError("keeper-lost", "the process that kept the command was killed, and the command with it")
         sandbox = self.placement.sandbox
-        if sandbox is not None and self._ended_by is None and not sandbox.command_began():
+        exited = ended.values[0] >= 0 and os.WIFEXITED(ended.values[0])
+        if sandbox is not None and exited and self._ended_by is None and not sandbox.command_began():
             self.placement.began_at = None
             program = self.placement.request.command[0]
             return NotStartedError(

@@ -27,4 +27,8 @@ def stop_with_command() -> None:
     The shell then sees a stopped job, as it would without berth between. In a group that no shell can continue the
     kernel ignores the signal, and this returns at once.
     """
-    os.kill(0, signal.SIGTSTP)
+    before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+    try:
+        os.kill(0, signal.SIGTSTP)
+    finally:
+        signal.signal(signal.SIGTSTP, before)

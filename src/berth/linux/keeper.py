@@ -11,9 +11,9 @@ What each death does:
 - both die: the kernel ends the command; the next start of berth ends the rest by its mark.
 
 Control socket, one line a message. berth sends the specification as JSON, then `go`, `end GRACE_MS PID...` (ask all but
-these, kill after the grace), `continue`. The keeper sends `ready PID`, `started`, `failed ERRNO`, `stopped SIGNAL` and,
-when nothing is left inside, `ended WAIT_STATUS LEFT STUCK...`: how many processes outlived the command and were ended,
-and the pids that could not be ended.
+these to end, kill after the grace), `pause` (stop everything) and `continue`. The keeper sends `ready PID`, `started`,
+`failed ERRNO`, `stopped SIGNAL` and, when nothing is left inside, `ended WAIT_STATUS LEFT STUCK...`: how many processes
+outlived the command and were ended, and the pids that could not be ended.
 """
 
 import contextlib
@@ -33,6 +33,10 @@ LEFTOVER_GRACE_S: Final = 1.0
 #: How long SIGKILL is repeated before a process counts as stuck (uninterruptible, or another user's), in seconds.
 STUCK_AFTER_S: Final = 10.0
 _POLL_S: Final = 0.002
+_STUCK_POLL_S: Final = 0.5
+
+#: A fork bomb may win a pass; it does not win this many.
+_FREEZE_PASSES: Final = 100
 
 _TERMINAL_SIGNALS: Final = (
     signal.SIGINT,
@@ -58,6 +62,7 @@ class _Keeper:
         self.released = False
         self.deadline: float | None = None
         self.spared: frozenset[int] = frozenset()
+        self.paused: list[process.ProcessStat] = []
 
     def run(self) -> None:
         """Serve berth until nothing is left inside, or berth is gone."""
@@ -100,10 +105,21 @@ class _Keeper:
                 self.spared = frozenset(map(int, words[2:]))
                 self.deadline = time.monotonic() + int(words[1]) / 1000
                 self.ask_to_end()
+            case "pause":
+                self.paused = self.freeze()
             case "continue":
-                self.take_terminal(self.child, from_group=self.spec["group"])
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self.child, signal.SIGCONT)
+                self.go_on()
+
+    def go_on(self) -> None:
+        """Continue what was paused from outside, or else the command that was stopped at the terminal."""
+        self.take_terminal(self.child, from_group=self.spec["group"])
+        for stat in self.paused:
+            with contextlib.suppress(PermissionError):
+                process.send_signal(stat, signal.SIGCONT)
+        if not self.paused:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.child, signal.SIGCONT)
+        self.paused = []
 
     def start(self) -> None:
         """Fork the command behind its gate."""
@@ -173,37 +189,44 @@ class _Keeper:
             status = self.reap_until(min(grace_ends, self.deadline or grace_ends), status)
         status, stuck = self.kill_all(status)
         self.tell(" ".join(map(str, ("ended", -1 if status is None else status, left, *stuck))))
+        while stuck:  # they still occupy the claimed cores, so the claims stay with them
+            time.sleep(_STUCK_POLL_S)
+            _, stuck = self.kill_all(status, patience_s=0.0)
         os._exit(0)
 
-    def kill_all(self, status: int | None) -> tuple[int | None, list[int]]:
+    def kill_all(self, status: int | None, patience_s: float = STUCK_AFTER_S) -> tuple[int | None, list[int]]:
         """Kill every descendant, forking ones too, until no child is left; return the status and the stuck pids."""
-        deadline = time.monotonic() + STUCK_AFTER_S
+        deadline = time.monotonic() + patience_s
+        pause_s = _POLL_S
         while True:
             self.freeze()
             for stat in process.descendants(os.getpid()):
                 with contextlib.suppress(PermissionError):
                     process.send_signal(stat, signal.SIGKILL)
-            status = self.reap_until(time.monotonic() + _POLL_S, status)
+            status = self.reap_until(time.monotonic() + pause_s, status)
+            pause_s = min(2 * pause_s, _STUCK_POLL_S)
             left = process.descendants(os.getpid())
             if not left and self.childless():
                 return status, []
             if time.monotonic() >= deadline:
                 return status, [stat.pid for stat in left]
 
-    def freeze(self) -> None:
-        """Stop descendants until a pass finds no new one: a stopped process cannot fork while it is being killed."""
-        stopped: set[tuple[int, int]] = set()
-        for _ in range(100):
+    def freeze(self) -> list[process.ProcessStat]:
+        """Stop descendants until a pass finds no new one, and return those that ran: a stopped one cannot fork."""
+        stopped: dict[tuple[int, int], process.ProcessStat] = {}
+        for _ in range(_FREEZE_PASSES):
             new = [s for s in process.descendants(os.getpid()) if (s.pid, s.start_ticks) not in stopped]
             for stat in new:
-                stopped.add((stat.pid, stat.start_ticks))
+                stopped[stat.pid, stat.start_ticks] = stat
                 with contextlib.suppress(PermissionError):
                     process.send_signal(stat, signal.SIGSTOP)
             if not new:
-                return
+                break
+        return [stat for stat in stopped.values() if stat.state != "T"]
 
     def reap_until(self, deadline: float, status: int | None) -> int | None:
         """Reap children until none is left or `deadline` has passed; return the command's status once known."""
+        pause_s = _POLL_S / 4
         while True:
             try:
                 pid, ended = os.waitpid(-1, os.WNOHANG)
@@ -214,7 +237,8 @@ class _Keeper:
             elif pid == 0:
                 if time.monotonic() >= deadline:
                     return status
-                time.sleep(_POLL_S / 4)
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _STUCK_POLL_S / 10)
 
     def childless(self) -> bool:
         try:

@@ -11,12 +11,19 @@ import signal
 from types import FrameType
 from typing import Final
 
-#: Signals that ask a run to end, and SIGCONT, which tells it that it was stopped meanwhile.
-_RECEIVED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCONT)
+#: Signals that ask a run to end, SIGTSTP, which asks it to stop, and SIGCONT, which says that it was stopped.
+_RECEIVED: Final = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGTSTP,
+    signal.SIGCONT,
+)
 
 
 class SignalInbox:
-    """Collects the signals that ask to end, from `__enter__` to `__exit__`; main thread only.
+    """Collects the signals that ask to end, stop or go on, from `__enter__` to `__exit__`; main thread only.
 
     A signal that this process was started with ignored (nohup, background jobs of a plain shell) stays ignored.
     """

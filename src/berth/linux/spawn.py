@@ -65,6 +65,7 @@ class Keeper:
     process: subprocess.Popen[bytes]
     control: socket.socket
     _pending: bytes = b""
+    _stuck: bool = False
     _events: list[Event] = field(default_factory=list)
 
     @classmethod
@@ -101,6 +102,10 @@ class Keeper:
         """Ask everything inside but `spare` to end by SIGTERM, and kill all of it `grace_s` seconds later."""
         self._send(" ".join(map(str, ("end", int(grace_s * 1000), *spare))))
 
+    def pause(self) -> None:
+        """Stop everything inside, until `resume`."""
+        self._send("pause")
+
     def resume(self) -> None:
         """Continue a stopped command, in the foreground where berth has it."""
         self._send("continue")
@@ -117,9 +122,15 @@ class Keeper:
         return self._events.pop(0)
 
     def close(self) -> None:
-        """Let go: a keeper that still has something inside kills it and exits; wait until it has."""
+        """Let go: a keeper that still has something inside kills it and exits; wait until it has.
+
+        One that reported processes it cannot end stays, with the claims, for as long as they do; it is not waited for.
+        """
         self.control.close()
-        self.process.wait()
+        if self._stuck:
+            self.process.returncode = 0  # nobody will wait for it here
+        else:
+            self.process.wait()
 
     def _send(self, line: str) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its death is reported by next_event
@@ -135,6 +146,7 @@ class Keeper:
         *lines, self._pending = (self._pending + data).split(b"\n")
         for line in lines:
             kind, *values = line.decode("ascii").split()
+            self._stuck = self._stuck or (kind == "ended" and len(values) > 2)
             self._events.append(Event(kind, tuple(map(int, values))))
 
 

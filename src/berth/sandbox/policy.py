@@ -160,6 +160,8 @@ def _system(layout: SystemLayout, abilities: Abilities, channels: Channels) -> l
             proc, "processes of this sandbox only" if abilities.fresh_proc else "the host's processes, read-only"
         ),
         Operation(("--dev", "/dev"), "private device nodes: null, zero, full, random, urandom, tty, pts, shm"),
+        Operation(("--perms", "1777", "--tmpfs", "/dev/shm"), "shared memory of its own"),
+        Operation(("--remount-ro", "/dev"), "nothing can be stored beside the device nodes"),
         Operation(("--tmpfs", "/tmp"), "private temporary files, gone with the sandbox"),
     ]
 
