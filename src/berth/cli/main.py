@@ -1,17 +1,14 @@
 """The command line: find the verb, run it, turn every failure into one paragraph and an exit code.
 
-This is the only place that catches everything. Verbs are imported when they are called, so that `berth --help` starts
-without what they need.
+This is the only place that catches everything. Verbs, and whatever only a failure needs, are imported when they are
+called, so that `berth --help` starts quickly.
 """
 
 import contextlib
 import importlib
-import json
 import os
 import signal
 import sys
-import tempfile
-import traceback
 from typing import Final
 
 import click
@@ -97,6 +94,8 @@ def _report(words: list[str], error: BerthError, code: int) -> int:
     if words[:1] == ["run"]:
         code = getattr(error, "exit_code", RUN_FAILED)
     if "--json" in (words[: words.index("--")] if "--" in words else words):
+        import json
+
         with contextlib.suppress(OSError):
             print(json.dumps({"error": error.as_dict(code)}), flush=True)
     else:
@@ -111,6 +110,9 @@ def _usage_hint(error: click.ClickException) -> str:
 
 def _unexpected(error: Exception) -> BerthError:
     """Keep what a developer needs in a file, and return what a user needs."""
+    import tempfile
+    import traceback
+
     try:
         with tempfile.NamedTemporaryFile("w", prefix="berth-error-", suffix=".txt", delete=False) as file:
             file.write(f"berth {__version__}, Python {sys.version}\n{traceback.format_exc()}")
