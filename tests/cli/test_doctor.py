@@ -16,7 +16,8 @@ from berth.cli.doctor import command
 from berth.cli.main import VERBS
 
 DOCTOR = [sys.executable, "-m", "berth", "doctor"]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(berth.__file__).parent.parent)}
+SOURCES = Path(berth.__file__).parent.parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{SOURCES}:{os.environ.get('PYTHONPATH', '')}"}
 
 
 def doctor(*options: str, **changes: str) -> subprocess.CompletedProcess[str]:
