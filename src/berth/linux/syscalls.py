@@ -7,6 +7,8 @@ come from. Nothing here decides anything, and nothing here imports the rest of b
 import ctypes
 import errno
 import os
+import struct
+from collections.abc import Sequence
 from typing import Final
 
 #: linux/fcntl.h: resolve relative paths against the working directory.
@@ -19,12 +21,26 @@ RENAME_EXCHANGE: Final = 2
 PR_SET_PDEATHSIG: Final = 1
 #: linux/prctl.h
 PR_SET_CHILD_SUBREAPER: Final = 36
+#: linux/prctl.h
+PR_SET_NO_NEW_PRIVS: Final = 38
+#: linux/prctl.h
+PR_SET_SECCOMP: Final = 22
+#: linux/seccomp.h
+SECCOMP_MODE_FILTER: Final = 2
+#: linux/sched.h: the namespaces that unshare(2) can make new.
+CLONE_NEWNS: Final = 0x0002_0000
+CLONE_NEWUTS: Final = 0x0400_0000
+CLONE_NEWIPC: Final = 0x0800_0000
+CLONE_NEWUSER: Final = 0x1000_0000
+CLONE_NEWPID: Final = 0x2000_0000
+CLONE_NEWNET: Final = 0x4000_0000
 
 #: System call numbers of renameat2: asm/unistd_64.h (x86-64), asm-generic/unistd.h (aarch64, riscv64).
 _RENAMEAT2_NUMBER: Final = {"x86_64": 316, "aarch64": 276, "riscv64": 276}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+_libc.unshare.argtypes = [ctypes.c_int]
 _libc.prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
 
 
@@ -113,7 +129,47 @@ def set_child_subreaper() -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def _prctl(option: int, value: int) -> None:
-    if _libc.prctl(option, value, 0, 0, 0) != 0:
+def unshare(flags: int) -> None:
+    """Put this process into new namespaces, see unshare(2); `os.unshare` exists from Python 3.12 on.
+
+    Args:
+        flags: CLONE_NEW* bits. CLONE_NEWUSER works in a process of one thread only.
+
+    Raises:
+        OSError: As the kernel says: EPERM where it is forbidden, ENOSPC where a limit of namespaces is reached.
+    """
+    if _libc.unshare(flags) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def set_no_new_privileges() -> None:
+    """Give up, for this process and all it starts, what set-user-ID programs would add, see prctl(2).
+
+    Raises:
+        OSError: The kernel refused.
+    """
+    _prctl(PR_SET_NO_NEW_PRIVS, 1)
+
+
+def set_seccomp_filter(program: Sequence[tuple[int, int, int, int]]) -> None:
+    """Put this thread and what it starts under a seccomp filter, for good, see seccomp(2).
+
+    Call `set_no_new_privileges` before; the kernel wants that of everybody without CAP_SYS_ADMIN.
+
+    Args:
+        program: Classic BPF, one `struct sock_filter` (linux/filter.h) each: code, jump if true, jump if false, value.
+
+    Raises:
+        OSError: EINVAL where the kernel has no filters or the program is none; EACCES without no-new-privileges.
+    """
+    filters = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *instruction) for instruction in program))
+    # struct sock_fprog: the length, then the address at the alignment of a pointer.
+    described = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(filters)))
+    _prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(described))
+
+
+def _prctl(option: int, value: int, address: int = 0) -> None:
+    if _libc.prctl(option, value, address, 0, 0) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))

@@ -20,6 +20,7 @@ from typing import Final
 from berth.errors import AbilityError, FailedError
 from berth.linux.process import RUN_MARK, read_status
 from berth.sandbox import policy
+from berth.sandbox.fixes import user_namespace_fix
 from berth.sandbox.policy import Abilities, Channels, SystemLayout
 
 #: How long bubblewrap may take to set a sandbox up, in seconds.
@@ -87,7 +88,9 @@ def probe(user: User | None = None) -> Abilities:
         if words is None:
             return abilities
         first_words = first_words or words
-    raise AbilityError("no-sandbox", f"bubblewrap cannot set up a sandbox here: {first_words}", _mend(first_words))
+    raise AbilityError(
+        "no-sandbox", f"bubblewrap cannot set up a sandbox here: {first_words}", user_namespace_fix(first_words)
+    )
 
 
 def _downgrades(*, disable_userns: bool, fresh_proc: bool) -> tuple[str, ...]:
@@ -118,30 +121,6 @@ def _try(bwrap: str, abilities: Abilities, user: User | None) -> str | None:
             extra_groups=None if user is None else user[2],
         )
     return None if tried.returncode == 0 else (tried.stderr.strip() or f"exit code {tried.returncode}")
-
-
-def _mend(words: str) -> str:
-    if _sysctl("kernel/apparmor_restrict_unprivileged_userns") == "1":
-        return (
-            "AppArmor forbids unprivileged user namespaces here. Allow bubblewrap with a profile: write "
-            "`abi <abi/4.0>, profile bwrap /usr/bin/bwrap flags=(unconfined) { userns, }` to /etc/apparmor.d/bwrap "
-            "and run `apparmor_parser -r /etc/apparmor.d/bwrap`, as root."
-        )
-    if _sysctl("kernel/unprivileged_userns_clone") == "0":
-        return "Allow user namespaces, as root: `sysctl -w kernel.unprivileged_userns_clone=1`."
-    if _sysctl("user/max_user_namespaces") == "0":
-        return "Allow user namespaces, as root: `sysctl -w user.max_user_namespaces=10000`."
-    if "nknown option" in words:
-        return "bubblewrap is too old for a sandbox; berth needs 0.8 with --bind-fd, or newer."
-    return "In a container, run it with a seccomp profile that allows user namespaces; see docs/manual/sandbox.md."
-
-
-def _sysctl(name: str) -> str | None:
-    try:
-        with open(f"/proc/sys/{name}", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return None
 
 
 @contextlib.contextmanager
