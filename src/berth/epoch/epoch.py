@@ -77,7 +77,7 @@ class Epoch:
         Raises:
             FileExistsError: `as_name` exists; it and the work-state are as they were.
             OSError: The rename was refused.
-            UncertainError: See `durable_rename_noreplace`.
+            UncertainError: It is visible and may not be durable.
         """
         durable_rename_noreplace(name, as_name, src_dir_fd=self.fd, dst_dir_fd=dir_fd)
 

@@ -17,8 +17,8 @@ from berth.linux.locks import wait_lock
 from berth.linux.process import boot_id, end_marked
 
 #: A keeper whose berth was killed ends everything inside and exits; this is how long the next start waits for it.
-KEEPER_TIMEOUT_S: Final = 15.0
-_END_TIMEOUT_S: Final = 10.0
+KEEPER_TIMEOUT_S: Final = 5.0
+_END_TIMEOUT_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)

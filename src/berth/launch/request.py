@@ -42,6 +42,8 @@ def check_request(request: RunRequest) -> None:
         raise MalformedError(
             "empty-command", "there is no command to run", "Write it after --, as in: berth run -- sleep 1"
         )
+    if any("\0" in word for word in request.command):
+        raise MalformedError("bad-command", "the command holds a NUL character", "No program can be given one.")
     if request.cores is not None and request.cpus is not None:
         raise MalformedError(
             "cores-and-cpus", "--cores and --cpus exclude each other", "Give a number of cores, or a list of CPUs."

@@ -91,11 +91,11 @@ class Run:
             return self._conclude(self._ended)
 
     def _time_left(self) -> float | None:
-        """Return the seconds until the time limit, or None where there is none any more."""
+        """Return the seconds until the time limit, an hour at most, or None where there is none any more."""
         limit = self.placement.request.timeout_s
         if limit is None or self._ended_by is not None:
             return None
-        return max(0.0, self.placement.began_monotonic_s + limit - time.monotonic())
+        return min(3600.0, max(0.0, self.placement.began_monotonic_s + limit - time.monotonic()))
 
     def _on_event(self, event: Event) -> None:
         if event.kind in ("ended", "lost"):

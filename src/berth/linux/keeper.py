@@ -17,7 +17,6 @@ outlived the command and were ended, and the pids that could not be ended.
 """
 
 import contextlib
-import errno
 import json
 import os
 import selectors
@@ -27,6 +26,7 @@ import time
 from typing import Any, Final, NoReturn
 
 from berth.linux import process, syscalls
+from berth.linux.child import TERMINAL_SIGNALS, become_command
 
 #: What processes that outlive their command get between SIGTERM and SIGKILL, in seconds.
 LEFTOVER_GRACE_S: Final = 1.0
@@ -37,15 +37,6 @@ _STUCK_POLL_S: Final = 0.5
 
 #: A fork bomb may win a pass; it does not win this many.
 _FREEZE_PASSES: Final = 100
-
-_TERMINAL_SIGNALS: Final = (
-    signal.SIGINT,
-    signal.SIGQUIT,
-    signal.SIGHUP,
-    signal.SIGTSTP,
-    signal.SIGTTIN,
-    signal.SIGTTOU,
-)
 
 
 class _Keeper:
@@ -129,7 +120,7 @@ class _Keeper:
         self.child = os.fork()
         if self.child == 0:
             os.close(self.gate)  # or the child would never see the keeper's end of it close
-            _become_command(self.spec, parent=parent, gate=gate_read, report=report_write)
+            become_command(self.spec, parent=parent, gate=gate_read, report=report_write)
         os.close(gate_read)
         os.close(report_write)
         os.set_blocking(self.report, False)
@@ -261,52 +252,9 @@ class _Keeper:
             self.control.sendall(message.encode("ascii") + b"\n")
 
 
-def _become_command(spec: dict[str, Any], *, parent: int, gate: int, report: int) -> NoReturn:
-    """In the forked child: take the place, wait at the gate, become the command."""
-    try:
-        os.setpgid(0, 0)
-        if spec["terminal"] is not None and os.tcgetpgrp(spec["terminal"]) == spec["group"]:
-            os.tcsetpgrp(spec["terminal"], os.getpid())
-        if spec["cpus"] is not None:
-            os.sched_setaffinity(0, spec["cpus"])
-        if spec["user"] is not None:
-            uid, gid, groups = spec["user"]
-            os.setgroups(groups)
-            os.setresgid(gid, gid, gid)
-            os.setresuid(uid, uid, uid)
-        syscalls.set_parent_death_signal(signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-        if spec["directory"] is not None:
-            os.fchdir(spec["directory"])
-        for source, target in spec["streams"]:
-            os.dup2(source, target)
-        os.write(report, b"r")
-        if os.read(gate, 1) != b"g":
-            os._exit(1)
-        _restore_signals(spec["ignored"])
-        for fd in spec["fds"]:
-            os.set_inheritable(fd, True)
-        _execute([word.encode("latin-1") for word in spec["argv"]], spec["environment"])
-    except OSError as error:
-        os.write(report, str(error.errno or errno.EIO).encode("ascii"))
-    os._exit(1)
-
-
-def _restore_signals(ignored: list[int]) -> None:
-    """Give the command the signal dispositions that berth was started with; SIGPIPE and SIGXFSZ are Python's own."""
-    for number in (*_TERMINAL_SIGNALS, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
-
-
-def _execute(argv: list[bytes], environment: dict[str, str]) -> NoReturn:
-    raw = {key.encode("latin-1"): value.encode("latin-1") for key, value in environment.items()}
-    os.execvpe(argv[0], argv, raw)
-
-
 def main(control_fd: int) -> NoReturn:
     """Be the keeper whose control socket is the inherited descriptor `control_fd`."""
-    for number in (*_TERMINAL_SIGNALS, signal.SIGTERM):
+    for number in (*TERMINAL_SIGNALS, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the descriptor of the listing itself

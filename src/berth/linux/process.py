@@ -56,13 +56,16 @@ def read_status(pid: int) -> dict[str, str]:
 
 
 def command_line(pid: int) -> str:
-    """Return the command line of `pid` for a message, at most 80 characters, or "?" where it cannot be read."""
+    """Return the command line of `pid` for a message, at most 80 characters, or "?" where it cannot be read.
+
+    Control characters of another user's command line never reach a terminal.
+    """
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read(4096).decode("utf-8", "backslashreplace").split("\0")
     except OSError:
         return "?"
-    text = " ".join(word for word in words if word).replace("\n", " ")
+    text = "".join(c if c.isprintable() else "?" for c in " ".join(word for word in words if word))
     return (text[:77] + "...") if len(text) > 80 else (text or "?")
 
 

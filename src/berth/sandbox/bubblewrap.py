@@ -107,19 +107,24 @@ def _try(bwrap: str, abilities: Abilities, user: User | None) -> str | None:
     with contextlib.ExitStack() as stack:
         etc = {path: stack.enter_context(_memory_file(content)) for path, content in policy.ETC_FILES.items()}
         listed = policy.operations(system_layout(), abilities, Channels(workspace=None, etc=etc), {})
-        tried = subprocess.run(
-            [bwrap, *policy.arguments(listed, ["/bin/sh", "-c", ":"])],
-            pass_fds=tuple(etc.values()),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="backslashreplace",
-            cwd="/",
-            timeout=SET_UP_TIMEOUT_S,
-            user=None if user is None else user[0],
-            group=None if user is None else user[1],
-            extra_groups=None if user is None else user[2],
-        )
+        try:
+            tried = subprocess.run(
+                [bwrap, *policy.arguments(listed, ["/bin/sh", "-c", ":"])],
+                pass_fds=tuple(etc.values()),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="backslashreplace",
+                cwd="/",
+                timeout=SET_UP_TIMEOUT_S,
+                user=None if user is None else user[0],
+                group=None if user is None else user[1],
+                extra_groups=None if user is None else user[2],
+            )
+        except subprocess.TimeoutExpired:
+            return f"it had not ended after {SET_UP_TIMEOUT_S:.0f} s"
+        except OSError as error:
+            return str(error)
     return None if tried.returncode == 0 else (tried.stderr.strip() or f"exit code {tried.returncode}")
 
 
@@ -258,27 +263,38 @@ def prepare(command: Sequence[str], *, workspace: int, mark: str, terminal: str 
     bwrap = find_bubblewrap()
     abilities = probe(user)
     layout = system_layout()
-    etc = {path: _detached_memory_file(content) for path, content in policy.ETC_FILES.items()}
-    pipe_read, gate_write = os.pipe2(os.O_CLOEXEC)
-    # Open for reading and writing, the gate never reports end of file: bubblewrap would take that for "begin".
-    gate = os.open(f"/proc/self/fd/{pipe_read}", os.O_RDWR | os.O_CLOEXEC)
-    os.close(pipe_read)
-    status_read, status = os.pipe2(os.O_CLOEXEC)
-    passed = os.dup(workspace)
-    channels = Channels(workspace=passed, etc=etc, gate=gate, status=status)
-    variables = policy.environment({RUN_MARK: mark}, terminal=terminal)
-    listed = policy.operations(layout, abilities, channels, variables)
-    return Sandbox(
-        argv=[bwrap, *policy.arguments(listed, command)],
-        fds=(passed, gate, status, *etc.values()),
-        inside_pid=0,
-        facts={},
-        _layout=layout,
-        _abilities=abilities,
-        _workspace=workspace,
-        _gate_write=gate_write,
-        _status_read=status_read,
-    )
+    with contextlib.ExitStack() as opened:
+
+        def keep(fd: int) -> int:
+            opened.callback(os.close, fd)
+            return fd
+
+        etc = {path: keep(_detached_memory_file(content)) for path, content in policy.ETC_FILES.items()}
+        gate_read, gate_write = os.pipe2(os.O_CLOEXEC)
+        keep(gate_write)
+        # Open for reading and writing, the gate never reports end of file: bubblewrap would take that for "begin".
+        try:
+            gate = keep(os.open(f"/proc/self/fd/{gate_read}", os.O_RDWR | os.O_CLOEXEC))
+        finally:
+            os.close(gate_read)
+        status_read, status = map(keep, os.pipe2(os.O_CLOEXEC))
+        passed = keep(os.dup(workspace))
+        channels = Channels(workspace=passed, etc=etc, gate=gate, status=status)
+        variables = policy.environment({RUN_MARK: mark}, terminal=terminal)
+        listed = policy.operations(layout, abilities, channels, variables)
+        sandbox = Sandbox(
+            argv=[bwrap, *policy.arguments(listed, command)],
+            fds=(passed, gate, status, *etc.values()),
+            inside_pid=0,
+            facts={},
+            _layout=layout,
+            _abilities=abilities,
+            _workspace=workspace,
+            _gate_write=gate_write,
+            _status_read=status_read,
+        )
+        opened.pop_all()
+    return sandbox
 
 
 def _detached_memory_file(content: str) -> int:
