@@ -30,7 +30,7 @@ from berth.launch.placement import NotStartedError, Placement
 from berth.launch.record import Ending, ending_of, exit_code_of, request_document, run_record
 from berth.launch.request import RunRequest, check_request
 from berth.launch.terminal import stop_with_command
-from berth.launch.workspace import Workspace, open_host_workspace, open_sandbox_workspace
+from berth.launch.workspace import Workspace, check_reachable, open_host_workspace, open_sandbox_workspace
 from berth.linux.process import boot_id, end_marked, read_stat
 from berth.linux.signals import SignalInbox
 from berth.linux.spawn import Event
@@ -224,6 +224,8 @@ def start(request: RunRequest, root: EpochRoot, *, sandbox_user: User | None = N
         user = _sandbox_user(workspace, sandbox_user) if request.sandbox else None
         if request.sandbox:
             probe(user)
+            if user is not None:
+                check_reachable(workspace, user)
         claim = claim_cores(request)
         if claim is not None:
             stack.callback(claim.release)

@@ -7,6 +7,7 @@ it must be a directory reached without any link, and neither hold nor be held by
 import errno
 import os
 import pwd
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -65,6 +66,26 @@ def open_sandbox_workspace(path: str, *, state_root: str) -> Workspace:
         os.close(fd)
         raise
     return _opened(absolute, fd)
+
+
+def check_reachable(workspace: Workspace, user: tuple[int, int, tuple[int, ...]]) -> None:
+    """Refuse a workspace that the user a sandbox of root becomes cannot enter by its path.
+
+    bubblewrap resolves the path again as that user, so an open descriptor is not enough. It is tried, not computed:
+    access control lists and mount options count too.
+
+    Raises:
+        MalformedError: A directory above it, or the workspace itself, is closed to them.
+    """
+    uid, gid, groups = user
+    words = ["/bin/sh", "-c", 'cd -- "$0"', workspace.path]
+    tried = subprocess.run(words, user=uid, group=gid, extra_groups=groups, stderr=subprocess.DEVNULL)
+    if tried.returncode != 0:
+        raise MalformedError(
+            "workspace-unreachable",
+            f"the sandbox of root runs as uid {uid} here, and that user cannot enter the workspace {workspace.path!r}",
+            "Open the directories above it to that user (chmod o+x), or give another with --workspace DIR.",
+        )
 
 
 def _opened(path: str, fd: int) -> Workspace:

@@ -159,6 +159,10 @@ def _system(layout: SystemLayout, abilities: Abilities, channels: Channels) -> l
         Operation(
             proc, "processes of this sandbox only" if abilities.fresh_proc else "the host's processes, read-only"
         ),
+        Operation(
+            ("--remount-ro", "/proc"),
+            "no kernel setting can be written: /proc/sys asks for the user outside, who may be root",
+        ),
         Operation(("--dev", "/dev"), "private device nodes: null, zero, full, random, urandom, tty, pts, shm"),
         Operation(("--perms", "1777", "--tmpfs", "/dev/shm"), "shared memory of its own"),
         Operation(("--remount-ro", "/dev"), "nothing can be stored beside the device nodes"),
