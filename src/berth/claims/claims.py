@@ -7,6 +7,7 @@ A claim is an agreement between users of berth, not a wall: a process that does 
 with a sysfs of its own is not seen.
 """
 
+import contextlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -44,18 +45,15 @@ def try_claim(cpus: CpuSet, *, shared: bool = False) -> Claim | CpuSet:
     """
     fds: list[int] = []
     taken: list[int] = []
-    try:
+    with contextlib.ExitStack() as opened:
         for cpu in cpus:
-            fd = _open_node(cpu)
-            fds.append(fd)
-            if not try_lock(fd, shared=shared):
+            fds.append(_open_node(cpu))
+            opened.callback(os.close, fds[-1])
+            if not try_lock(fds[-1], shared=shared):
                 taken.append(cpu)
-    except BaseException:
-        _close_all(fds)
-        raise
-    if taken:
-        _close_all(fds)
-        return CpuSet.of(taken)
+        if taken:
+            return CpuSet.of(taken)
+        opened.pop_all()
     return Claim(cpus, shared, tuple(fds))
 
 
@@ -94,8 +92,3 @@ def _open_node(cpu: int) -> int:
             f"CPU {cpu} cannot be claimed: {cpu_node(cpu)}: {error.strerror}",
             "berth needs a readable /sys to claim cores. Run without --cores and --cpus, or mount sysfs.",
         ) from error
-
-
-def _close_all(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)

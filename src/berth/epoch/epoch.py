@@ -128,13 +128,12 @@ class EpochRoot:
             self.fd = os.open(self.path, _DIRECTORY)
         except OSError as error:
             raise _cannot_open(self.path, error) from error
-        try:
+        with contextlib.ExitStack() as opened:
+            opened.callback(os.close, self.fd)
             _check_owner(self.path, os.fstat(self.fd))
             with self.locked():
                 probe_noreplace(self.fd, self.path)
-        except BaseException:
-            os.close(self.fd)
-            raise
+            opened.pop_all()
 
     def __enter__(self) -> "EpochRoot":
         return self
@@ -176,15 +175,14 @@ class EpochRoot:
             OSError: It could not be made.
         """
         name = names.active_name(epoch)
-        with self.locked():
-            os.mkdir(name, 0o700, dir_fd=self.fd)
-            fd = os.open(name, _DIRECTORY, dir_fd=self.fd)
-            try_lock(fd)
-        try:
+        with contextlib.ExitStack() as opened:
+            with self.locked():
+                os.mkdir(name, 0o700, dir_fd=self.fd)
+                fd = os.open(name, _DIRECTORY, dir_fd=self.fd)
+                opened.callback(os.close, fd)
+                try_lock(fd)
             os.fsync(self.fd)
-        except BaseException:
-            os.close(fd)
-            raise
+            opened.pop_all()
         return Epoch(self, epoch, fd)
 
     def active(self) -> list[str]:
