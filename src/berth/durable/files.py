@@ -9,6 +9,7 @@ Out of scope: what the disk, the hypervisor or a network server does after it ha
 """
 
 import contextlib
+import errno
 import os
 import secrets
 
@@ -130,7 +131,7 @@ def durable_makedirs(path: str, *, mode: int = 0o700) -> None:
         with contextlib.suppress(FileExistsError):
             os.mkdir(directory, mode)
         if not os.path.isdir(directory):
-            raise NotADirectoryError(f"not a directory: {directory!r}")
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory)
         fsync_directory(os.path.dirname(directory))
 
 
