@@ -49,13 +49,13 @@ def durable_rename_noreplace(
         dst_dir_fd: Open directory that `destination` is a single name in.
 
     Raises:
+        ValueError: A path does not end in the name of an entry.
         FileExistsError: The destination exists; both sides are as they were, nothing was synced.
         OSError: The rename was refused; EOPNOTSUPP where the kernel has no such call.
         UncertainError: The rename is visible and a directory could not be synced.
     """
-    for name, dir_fd in ((source, src_dir_fd), (destination, dst_dir_fd)):
-        if dir_fd is not None:
-            syscalls.check_name(name)
+    _check_last_name(source, src_dir_fd)
+    _check_last_name(destination, dst_dir_fd)
     syscalls.renameat2(
         source,
         destination,
@@ -72,9 +72,12 @@ def durable_replace(
     """Rename `source` to `destination`, replacing it where the last writer wins, and make that durable.
 
     Raises:
+        ValueError: A path does not end in the name of an entry.
         OSError: The rename was refused; both sides are as they were.
         UncertainError: The rename is visible and a directory could not be synced.
     """
+    _check_last_name(source, src_dir_fd)
+    _check_last_name(destination, dst_dir_fd)
     os.replace(source, destination, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
     _sync_parents(source, destination, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
@@ -148,6 +151,14 @@ def list_names(dir_fd: int) -> list[str]:
         return sorted(os.listdir(fd))
     finally:
         os.close(fd)
+
+
+def _check_last_name(path: str, dir_fd: int | None) -> None:
+    """Refuse what `_sync_parents` would take the wrong parent of: a path that ends in `/`, `.` or `..`.
+
+    The kernel renames a directory to `new/`, whose parent is not what stands before the slash.
+    """
+    syscalls.check_name(path if dir_fd is not None else os.path.basename(path))
 
 
 def _write_all(fd: int, data: bytes) -> None:
