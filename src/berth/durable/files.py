@@ -91,7 +91,7 @@ def durable_write(path: str, data: bytes, *, mode: int = 0o600, dir_fd: int | No
     Args:
         path: A path, or a path relative to `dir_fd`.
         data: The whole content.
-        mode: Permission bits of the new file.
+        mode: Permission bits of the new file, whatever the umask is.
         dir_fd: Open directory that `path` is relative to.
 
     Raises:
@@ -101,9 +101,10 @@ def durable_write(path: str, data: bytes, *, mode: int = 0o600, dir_fd: int | No
     directory, name = os.path.split(path)
     temporary = os.path.join(directory, f".{name[:200]}.{secrets.token_hex(8)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(temporary, flags, mode, dir_fd=dir_fd)
+    fd = os.open(temporary, flags, 0o600, dir_fd=dir_fd)
     try:
         try:
+            os.fchmod(fd, mode)
             _write_all(fd, data)
             os.fsync(fd)
         except OSError as error:
