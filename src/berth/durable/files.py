@@ -178,9 +178,10 @@ def _sync_parents(source: str, destination: str, *, src_dir_fd: int | None, dst_
             if len(parents) == 1 or not os.path.sameopenfile(*parents):
                 os.fsync(fd)
     except OSError as error:
+        before = "what it held before may be back" if source == destination else f"it may be back at {source!r}"
         raise UncertainError(
             f"{destination!r} is in place, but its directory could not be synced ({os.strerror(error.errno or 0)}): "
-            f"after a power cut it may be back at {source!r}",
+            f"after a power cut {before}",
             errno=error.errno or 0,
             filename=source,
             filename2=destination,
