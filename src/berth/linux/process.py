@@ -34,11 +34,11 @@ def boot_id() -> str:
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """Return the state of `pid`, or None where there is no such process."""
+    """Return the state of `pid`, or None where there is no such process, or /proc hides it (hidepid of proc(5))."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     fields = text[text.rindex(b")") + 2 :].split()
     return ProcessStat(pid=pid, state=fields[0].decode("ascii"), parent=int(fields[1]), start_ticks=int(fields[19]))
