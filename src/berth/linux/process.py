@@ -13,7 +13,7 @@ from typing import NamedTuple
 RUN_MARK = "BERTH_RUN"
 
 _POLL_S = 0.005
-#: /proc/PID/stat field 3 (proc_pid_stat(5)): a process in one of these states runs no more code.
+#: /proc/PID/stat field 3 (proc_pid_stat(5)): a thread in one of these states runs no more code.
 _DEAD_STATES = "ZXx"
 
 
@@ -25,6 +25,13 @@ class ProcessStat(NamedTuple):
     parent: int
     #: Start time in clock ticks since boot (field 22). Two processes may share a tick.
     start_ticks: int
+    #: Number of threads (field 20).
+    threads: int = 1
+
+    @property
+    def alive(self) -> bool:
+        """Whether any thread can run code: a process whose first thread has ended is shown as a zombie."""
+        return self.state not in _DEAD_STATES or self.threads > 1
 
 
 def boot_id() -> str:
@@ -41,7 +48,13 @@ def read_stat(pid: int) -> ProcessStat | None:
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     fields = text[text.rindex(b")") + 2 :].split()
-    return ProcessStat(pid=pid, state=fields[0].decode("ascii"), parent=int(fields[1]), start_ticks=int(fields[19]))
+    return ProcessStat(
+        pid=pid,
+        state=fields[0].decode("ascii"),
+        parent=int(fields[1]),
+        start_ticks=int(fields[19]),
+        threads=int(fields[17]),
+    )
 
 
 def read_status(pid: int) -> dict[str, str]:
@@ -84,7 +97,7 @@ def descendants(ancestor: int) -> list[ProcessStat]:
     queue = [ancestor]
     while queue:
         below = children.get(queue.pop(), [])
-        found.extend(stat for stat in below if stat.state not in _DEAD_STATES)
+        found.extend(stat for stat in below if stat.alive)
         queue.extend(stat.pid for stat in below)
     return found
 
@@ -125,13 +138,26 @@ def marked(run: str, *, not_before_ticks: int) -> list[ProcessStat]:
         if pid == os.getpid():
             continue
         try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                carries = wanted in file.read().split(b"\0")
+            carries = wanted in _environment(pid).split(b"\0")
         except OSError:
             continue
         stat = read_stat(pid) if carries else None
-        if stat is not None and stat.state not in _DEAD_STATES and stat.start_ticks >= not_before_ticks:
+        if stat is not None and stat.alive and stat.start_ticks >= not_before_ticks:
             found.append(stat)
+    return found
+
+
+def _environment(pid: int) -> bytes:
+    """Return the environment `pid` was started with; where its first thread has ended, as another thread shows it."""
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        found = file.read()
+    if found:
+        return found
+    stat = read_stat(pid)
+    if stat is not None and stat.state in _DEAD_STATES and stat.alive:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/environ", "rb") as file:
+                found = found or file.read()
     return found
 
 
