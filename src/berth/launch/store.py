@@ -143,7 +143,7 @@ def _decode(epoch: Epoch, name: str) -> dict[str, object] | None:
         return None
     try:
         document = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _damaged(epoch, name, str(error)) from error
     if not isinstance(document, dict) or document.get("epoch") != epoch.id:
         raise _damaged(epoch, name, "it does not belong to this epoch")
