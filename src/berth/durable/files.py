@@ -9,6 +9,7 @@ Out of scope: what the disk, the hypervisor or a network server does after it ha
 """
 
 import contextlib
+import errno
 import os
 import secrets
 
@@ -48,13 +49,13 @@ def durable_rename_noreplace(
         dst_dir_fd: Open directory that `destination` is a single name in.
 
     Raises:
+        ValueError: A path does not end in the name of an entry.
         FileExistsError: The destination exists; both sides are as they were, nothing was synced.
         OSError: The rename was refused; EOPNOTSUPP where the kernel has no such call.
         UncertainError: The rename is visible and a directory could not be synced.
     """
-    for name, dir_fd in ((source, src_dir_fd), (destination, dst_dir_fd)):
-        if dir_fd is not None:
-            syscalls.check_name(name)
+    _check_last_name(source, src_dir_fd)
+    _check_last_name(destination, dst_dir_fd)
     syscalls.renameat2(
         source,
         destination,
@@ -71,9 +72,12 @@ def durable_replace(
     """Rename `source` to `destination`, replacing it where the last writer wins, and make that durable.
 
     Raises:
+        ValueError: A path does not end in the name of an entry.
         OSError: The rename was refused; both sides are as they were.
         UncertainError: The rename is visible and a directory could not be synced.
     """
+    _check_last_name(source, src_dir_fd)
+    _check_last_name(destination, dst_dir_fd)
     os.replace(source, destination, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
     _sync_parents(source, destination, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
@@ -87,7 +91,7 @@ def durable_write(path: str, data: bytes, *, mode: int = 0o600, dir_fd: int | No
     Args:
         path: A path, or a path relative to `dir_fd`.
         data: The whole content.
-        mode: Permission bits of the new file.
+        mode: Permission bits of the new file, whatever the umask is.
         dir_fd: Open directory that `path` is relative to.
 
     Raises:
@@ -97,9 +101,10 @@ def durable_write(path: str, data: bytes, *, mode: int = 0o600, dir_fd: int | No
     directory, name = os.path.split(path)
     temporary = os.path.join(directory, f".{name[:200]}.{secrets.token_hex(8)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(temporary, flags, mode, dir_fd=dir_fd)
+    fd = os.open(temporary, flags, 0o600, dir_fd=dir_fd)
     try:
         try:
+            os.fchmod(fd, mode)
             _write_all(fd, data)
             os.fsync(fd)
         except OSError as error:
@@ -130,7 +135,7 @@ def durable_makedirs(path: str, *, mode: int = 0o700) -> None:
         with contextlib.suppress(FileExistsError):
             os.mkdir(directory, mode)
         if not os.path.isdir(directory):
-            raise NotADirectoryError(f"not a directory: {directory!r}")
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory)
         fsync_directory(os.path.dirname(directory))
 
 
@@ -149,6 +154,14 @@ def list_names(dir_fd: int) -> list[str]:
         os.close(fd)
 
 
+def _check_last_name(path: str, dir_fd: int | None) -> None:
+    """Refuse what `_sync_parents` would take the wrong parent of: a path that ends in `/`, `.` or `..`.
+
+    The kernel renames a directory to `new/`, whose parent is not what stands before the slash.
+    """
+    syscalls.check_name(path if dir_fd is not None else os.path.basename(path))
+
+
 def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
@@ -165,9 +178,10 @@ def _sync_parents(source: str, destination: str, *, src_dir_fd: int | None, dst_
             if len(parents) == 1 or not os.path.sameopenfile(*parents):
                 os.fsync(fd)
     except OSError as error:
+        before = "what it held before may be back" if source == destination else f"it may be back at {source!r}"
         raise UncertainError(
             f"{destination!r} is in place, but its directory could not be synced ({os.strerror(error.errno or 0)}): "
-            f"after a power cut it may be back at {source!r}",
+            f"after a power cut {before}",
             errno=error.errno or 0,
             filename=source,
             filename2=destination,

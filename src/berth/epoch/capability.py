@@ -59,7 +59,7 @@ def probe_noreplace(root_fd: int, root: str) -> None:
 
 
 class _ReplacedError(Exception):
-    """A rename that had to be refused was not."""
+    """A rename did not do what it reported, or was not refused where it had to be."""
 
 
 def _unsupported(root: str, why: str) -> AbilityError:
@@ -89,7 +89,7 @@ def _private_directory(root_fd: int) -> Iterator[int]:
 
 def _probe_files(probe_fd: int) -> None:
     _create_file(probe_fd, "a", _FIRST)
-    _rename(probe_fd, "a", "b")
+    _must_move(probe_fd, "a", "b")
     _create_file(probe_fd, "a", _SECOND)
     _must_refuse(probe_fd, "a", "b")
     if (_read_file(probe_fd, "a"), _read_file(probe_fd, "b")) != (_SECOND, _FIRST):
@@ -99,13 +99,20 @@ def _probe_files(probe_fd: int) -> None:
 def _probe_directories(probe_fd: int) -> None:
     os.mkdir("c", 0o700, dir_fd=probe_fd)
     first = os.stat("c", dir_fd=probe_fd, follow_symlinks=False).st_ino
-    _rename(probe_fd, "c", "d")
+    _must_move(probe_fd, "c", "d")
     os.mkdir("c", 0o700, dir_fd=probe_fd)
     second = os.stat("c", dir_fd=probe_fd, follow_symlinks=False).st_ino
     _must_refuse(probe_fd, "c", "d")
     seen = [os.stat(name, dir_fd=probe_fd, follow_symlinks=False).st_ino for name in ("c", "d")]
     if seen != [second, first]:
         raise _ReplacedError("a refused rename of a directory changed it all the same")
+
+
+def _must_move(probe_fd: int, source: str, destination: str) -> None:
+    _rename(probe_fd, source, destination)
+    present = list_names(probe_fd)
+    if source in present or destination not in present:
+        raise _ReplacedError("a rename reported success and moved nothing")
 
 
 def _must_refuse(probe_fd: int, source: str, destination: str) -> None:

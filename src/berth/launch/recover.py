@@ -70,7 +70,7 @@ def _end_leftovers(epoch: Epoch, document: dict[str, object] | None) -> int:
         berth = document.get("berth") if document else None
         if not isinstance(berth, dict) or berth.get("boot_id") != boot_id():
             return 0
-        ended, left = end_marked(epoch.id, not_before_ticks=int(berth["start_ticks"]), timeout_s=_END_TIMEOUT_S)
+        ended, left = end_marked(epoch.id, not_before_ticks=berth["start_ticks"], timeout_s=_END_TIMEOUT_S)
         if left or not (keeper_gone or wait_lock(lock, _END_TIMEOUT_S)):
             pids = ", ".join(str(stat.pid) for stat in left) or "its keeper"
             raise FailedError(

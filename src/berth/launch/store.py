@@ -47,7 +47,10 @@ def read_request(epoch: Epoch) -> dict[str, object] | None:
     Raises:
         FailedError: The file is damaged; it is kept.
     """
-    return _decode(epoch, _REQUEST)
+    document = _decode(epoch, _REQUEST)
+    if document is not None and not _names_berth(document.get("berth")):
+        raise _damaged(epoch, _REQUEST, "it does not say which process of which boot wrote it")
+    return document
 
 
 def lock_keeper(epoch: Epoch) -> int:
@@ -143,11 +146,19 @@ def _decode(epoch: Epoch, name: str) -> dict[str, object] | None:
         return None
     try:
         document = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _damaged(epoch, name, str(error)) from error
     if not isinstance(document, dict) or document.get("epoch") != epoch.id:
         raise _damaged(epoch, name, "it does not belong to this epoch")
     return document
+
+
+def _names_berth(berth: object) -> bool:
+    """Say whether `berth` has the boot id and the start time by which leftovers are told from strangers."""
+    if not isinstance(berth, dict):
+        return False
+    boot_id, start_ticks = berth.get("boot_id"), berth.get("start_ticks")
+    return isinstance(boot_id, str) and type(start_ticks) is int and start_ticks >= 0
 
 
 def _damaged(epoch: Epoch, name: str, why: str) -> BerthError:

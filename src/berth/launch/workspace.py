@@ -56,12 +56,15 @@ def open_sandbox_workspace(path: str, *, state_root: str) -> Workspace:
     """Open the directory that becomes /workspace in a sandbox, following no link on the way.
 
     Raises:
-        MalformedError: It is not a directory, is reached through a link, or a sandbox must not write there.
+        MalformedError: It is not a directory that the caller may enter and read, is reached through a link, or a
+            sandbox must not write there.
     """
     absolute = os.path.abspath(path)
     fd = _open_without_links(absolute)
     try:
         _refuse_unsafe(absolute, fd, os.path.abspath(state_root))
+        if not os.access(f"/proc/self/fd/{fd}", os.R_OK | os.X_OK):
+            raise _cannot_open(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
     except BaseException:
         os.close(fd)
         raise
@@ -164,5 +167,5 @@ def _cannot_open(path: str, error: OSError) -> MalformedError:
     return MalformedError(
         "bad-workspace",
         f"the workspace {path!r} cannot be used: {error.strerror}",
-        "It must be an existing directory that you may enter; give another with --workspace DIR.",
+        "It must be an existing directory that you may enter and read; give another with --workspace DIR.",
     )

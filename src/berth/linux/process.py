@@ -13,8 +13,14 @@ from typing import NamedTuple
 RUN_MARK = "BERTH_RUN"
 
 _POLL_S = 0.005
-#: /proc/PID/stat field 3 (proc_pid_stat(5)): a process in one of these states runs no more code.
+#: How long a process may show no environment because it is in the middle of execve(2), in seconds.
+_EXECVE_TIMEOUT_S = 0.2
+#: Fields of /proc/PID/stat (proc_pid_stat(5)), counted from field 3 on, which is where `_stat_fields` begins.
+_STATE, _PARENT, _FLAGS, _THREADS, _START, _ENV_START, _ENV_END = (field - 3 for field in (3, 4, 9, 20, 22, 50, 51))
+#: A thread in one of these states runs no more code.
 _DEAD_STATES = "ZXx"
+#: linux/sched.h: a kernel thread, which has no environment.
+_PF_KTHREAD = 0x00200000
 
 
 class ProcessStat(NamedTuple):
@@ -25,6 +31,13 @@ class ProcessStat(NamedTuple):
     parent: int
     #: Start time in clock ticks since boot (field 22). Two processes may share a tick.
     start_ticks: int
+    #: Number of threads (field 20).
+    threads: int = 1
+
+    @property
+    def alive(self) -> bool:
+        """Whether any thread can run code: a process whose first thread has ended is shown as a zombie."""
+        return self.state not in _DEAD_STATES or self.threads > 1
 
 
 def boot_id() -> str:
@@ -34,14 +47,27 @@ def boot_id() -> str:
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """Return the state of `pid`, or None where there is no such process."""
+    """Return the state of `pid`, or None where there is no such process, or /proc hides it (hidepid of proc(5))."""
+    fields = _stat_fields(pid)
+    if fields is None:
+        return None
+    return ProcessStat(
+        pid=pid,
+        state=fields[_STATE].decode("ascii"),
+        parent=int(fields[_PARENT]),
+        start_ticks=int(fields[_START]),
+        threads=int(fields[_THREADS]),
+    )
+
+
+def _stat_fields(pid: int) -> list[bytes] | None:
+    """Return /proc/PID/stat from field 3 on: what stands before it is the name, which may hold anything."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
-    fields = text[text.rindex(b")") + 2 :].split()
-    return ProcessStat(pid=pid, state=fields[0].decode("ascii"), parent=int(fields[1]), start_ticks=int(fields[19]))
+    return text[text.rindex(b")") + 2 :].split()
 
 
 def read_status(pid: int) -> dict[str, str]:
@@ -87,7 +113,7 @@ def descendants(ancestor: int) -> list[ProcessStat]:
     queue = [ancestor]
     while queue:
         below = children.get(queue.pop(), [])
-        found.extend(stat for stat in below if stat.state not in _DEAD_STATES)
+        found.extend(stat for stat in below if stat.alive)
         queue.extend(stat.pid for stat in below)
     return found
 
@@ -128,14 +154,46 @@ def marked(run: str, *, not_before_ticks: int) -> list[ProcessStat]:
         if pid == os.getpid():
             continue
         try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                carries = wanted in file.read().split(b"\0")
+            carries = wanted in _environment(pid).split(b"\0")
         except OSError:
             continue
         stat = read_stat(pid) if carries else None
-        if stat is not None and stat.state not in _DEAD_STATES and stat.start_ticks >= not_before_ticks:
+        if stat is not None and stat.alive and stat.start_ticks >= not_before_ticks:
             found.append(stat)
     return found
+
+
+def _environment(pid: int) -> bytes:
+    """Return the environment `pid` was started with; where its first thread has ended, as another thread shows it.
+
+    In the middle of execve(2) the new memory is in place and the environment in it is not yet: that is waited for.
+
+    Raises:
+        OSError: The process is gone, or may not be read.
+    """
+    deadline = time.monotonic() + _EXECVE_TIMEOUT_S
+    while True:
+        stat = read_stat(pid)
+        if stat is None or not stat.alive:
+            return b""
+        threads = os.listdir(f"/proc/{pid}/task") if stat.state in _DEAD_STATES else [str(pid)]
+        for thread in threads:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                with open(f"/proc/{pid}/task/{thread}/environ", "rb") as file:
+                    found = file.read()
+                if found:
+                    return found
+        if not _has_environment(pid) or time.monotonic() >= deadline:
+            return b""
+        time.sleep(_POLL_S / 10)
+
+
+def _has_environment(pid: int) -> bool:
+    """Say whether `pid` has an environment or is about to get one."""
+    fields = _stat_fields(pid)
+    if fields is None or int(fields[_FLAGS]) & _PF_KTHREAD:
+        return False
+    return int(fields[_ENV_END]) == 0 or int(fields[_ENV_START]) < int(fields[_ENV_END])
 
 
 def end_marked(run: str, *, not_before_ticks: int, timeout_s: float) -> tuple[int, list[ProcessStat]]:
