@@ -102,7 +102,8 @@ def durable_write(path: str, data: bytes, *, mode: int = 0o600, dir_fd: int | No
     temporary = os.path.join(directory, f".{name[:200]}.{secrets.token_hex(8)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(temporary, flags, 0o600, dir_fd=dir_fd)
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(_unlink_if_there, temporary, dir_fd)
         try:
             os.fchmod(fd, mode)
             _write_all(fd, data)
@@ -112,10 +113,7 @@ def durable_write(path: str, data: bytes, *, mode: int = 0o600, dir_fd: int | No
         finally:
             os.close(fd)
         os.replace(temporary, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary, dir_fd=dir_fd)
-        raise
+        undo.pop_all()
     _sync_parents(path, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
 
@@ -160,6 +158,11 @@ def _check_last_name(path: str, dir_fd: int | None) -> None:
     The kernel renames a directory to `new/`, whose parent is not what stands before the slash.
     """
     syscalls.check_name(path if dir_fd is not None else os.path.basename(path))
+
+
+def _unlink_if_there(path: str, dir_fd: int | None) -> None:
+    with contextlib.suppress(OSError):  # what went wrong before is what the caller has to know
+        os.unlink(path, dir_fd=dir_fd)
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -4,6 +4,7 @@ On the host the workspace is just the working directory. A sandbox makes it writ
 it must be a directory reached without any link, and neither hold nor be held by what that code must never change.
 """
 
+import contextlib
 import errno
 import os
 import pwd
@@ -61,13 +62,12 @@ def open_sandbox_workspace(path: str, *, state_root: str) -> Workspace:
     """
     absolute = os.path.abspath(path)
     fd = _open_without_links(absolute)
-    try:
+    with contextlib.ExitStack() as opened:
+        opened.callback(os.close, fd)
         _refuse_unsafe(absolute, fd, os.path.abspath(state_root))
         if not os.access(f"/proc/self/fd/{fd}", os.R_OK | os.X_OK):
             raise _cannot_open(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
-    except BaseException:
-        os.close(fd)
-        raise
+        opened.pop_all()
     return _opened(absolute, fd)
 
 
