@@ -52,8 +52,8 @@ def load_settings(*, state_root: str | None = None) -> Settings:
     for path in _files():
         _merge(merged, _read(path))
     settings = msgspec.convert(merged, Settings)
-    if settings.state_root is not None and not os.path.isabs(settings.state_root):
-        raise _bad(f"state_root is {settings.state_root!r}, which is not absolute", "Write the whole path, from /.")
+    if settings.state_root is not None and not (os.path.isabs(settings.state_root) and "\0" not in settings.state_root):
+        raise _bad(f"state_root is {settings.state_root!r}, not an absolute path", "Write the whole path, from /.")
     chosen = state_root or os.environ.get("BERTH_STATE_ROOT") or settings.state_root or default_state_root()
     return msgspec.structs.replace(settings, state_root=os.path.abspath(chosen))
 

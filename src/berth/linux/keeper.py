@@ -195,13 +195,35 @@ class _Keeper:
             for stat in process.descendants(os.getpid()):
                 with contextlib.suppress(PermissionError):
                     process.send_signal(stat, signal.SIGKILL)
-            status = self.reap_until(time.monotonic() + pause_s, status)
+            status = self.catch_children(time.monotonic() + pause_s, status)
             pause_s = min(2 * pause_s, _STUCK_POLL_S)
             left = process.descendants(os.getpid())
             if not left and self.childless():
                 return status, []
             if time.monotonic() >= deadline:
-                return status, [stat.pid for stat in left]
+                return status, [stat.pid for stat in left] or self.children()
+
+    def catch_children(self, deadline: float, status: int | None) -> int | None:
+        """Kill and reap what becomes a child of the keeper, until nothing new does or `deadline` has passed.
+
+        A process that forks and exits over and over has another pid before a pass over /proc reaches it. But each time
+        it is orphaned it becomes a child of the keeper, and those the kernel lists in one short file. Their pids are
+        theirs until they are reaped here.
+        """
+        seen: list[int] = []
+        while (children := self.children()) != seen and time.monotonic() < deadline:
+            for pid in children:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            status = self.reap_until(0.0, status)
+            seen = children
+        return self.reap_until(deadline, status)
+
+    def children(self) -> list[int]:
+        """Return the pids of the keeper's children; none where the kernel has no such list (CONFIG_PROC_CHILDREN)."""
+        with contextlib.suppress(FileNotFoundError), open(f"/proc/self/task/{os.getpid()}/children") as listed:
+            return [int(pid) for pid in listed.read().split()]
+        return []
 
     def freeze(self) -> list[process.ProcessStat]:
         """Stop descendants until a pass finds no new one, and return those that ran: a stopped one cannot fork."""

@@ -14,7 +14,7 @@ RUN_MARK = "BERTH_RUN"
 
 _POLL_S = 0.005
 #: How long a process may show no environment because it is in the middle of execve(2), in seconds.
-_EXECVE_TIMEOUT_S = 0.2
+_EXECVE_TIMEOUT_S = 1.0
 #: Fields of /proc/PID/stat (proc_pid_stat(5)), counted from field 3 on, which is where `_stat_fields` begins.
 _STATE, _PARENT, _FLAGS, _THREADS, _START, _ENV_START, _ENV_END = (field - 3 for field in (3, 4, 9, 20, 22, 50, 51))
 #: A thread in one of these states runs no more code.
