@@ -162,7 +162,7 @@ def test_a_workspace_swapped_for_a_link_is_not_followed(berth, tmp_path, sandbox
     if not sandbox_works:
         pytest.skip("bubblewrap cannot make a sandbox here; see `berth doctor`")
     from berth.launch.workspace import open_sandbox_workspace
-    from berth.sandbox.bubblewrap import prepare
+    from berth.sandbox.instance import prepare
 
     (berth.workspace / "mine").touch()
     other = tmp_path / "other"

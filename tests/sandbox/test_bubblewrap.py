@@ -14,7 +14,8 @@ import pytest
 
 from berth.errors import AbilityError, FailedError
 from berth.linux.process import descendants
-from berth.sandbox.bubblewrap import ROOT_OUTSIDE, Sandbox, find_bubblewrap, prepare, probe, system_layout
+from berth.sandbox.bubblewrap import find_bubblewrap, probe, system_layout
+from berth.sandbox.instance import ROOT_OUTSIDE, Sandbox, prepare
 
 
 @pytest.fixture
@@ -405,7 +406,8 @@ def test_no_form_works(children, fake_path: Path) -> None:
 def test_probe_leaves_no_descriptor(children, sandboxes) -> None:
     printed = children.run(
         "import os\n"
-        "from berth.sandbox.bubblewrap import prepare, probe\n"
+        "from berth.sandbox.bubblewrap import probe\n"
+        "from berth.sandbox.instance import prepare\n"
         "before = os.listdir('/proc/self/fd')\n"
         "probe()\n"
         "workspace = os.open('/', os.O_PATH)\n"

@@ -19,7 +19,8 @@ from berth.launch.terminal import foreground_terminal
 from berth.launch.workspace import Workspace
 from berth.linux.process import read_status
 from berth.linux.spawn import Command, Event, Keeper
-from berth.sandbox.bubblewrap import Sandbox, User, prepare
+from berth.sandbox.bubblewrap import User
+from berth.sandbox.instance import Sandbox, prepare
 
 _READY_TIMEOUT_S: Final = 30.0
 
