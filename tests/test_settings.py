@@ -199,3 +199,21 @@ def test_sandbox_user_that_cannot_be(load_as_user: Load, user_file: Path, user: 
     user_file.write_text(f"[sandbox]\nuser = '{user}'")
     name, message, _ = load_as_user()
     assert (name, said in message) == ("bad-settings", True)
+
+
+@pytest.mark.parametrize("home", ["", "relative", "/"])
+def test_without_a_home_there_is_no_default_state_root(home):
+    """It would be made in the current directory, and the next start elsewhere would not find what was left."""
+    from berth.errors import MalformedError
+    from berth.settings import _base_directory
+
+    before = dict(os.environ)
+    os.environ.pop("XDG_STATE_HOME", None)
+    os.environ["HOME"] = home
+    try:
+        if home or os.path.expanduser("~") == "":
+            with pytest.raises(MalformedError, match="no home directory"):
+                _base_directory("XDG_STATE_HOME", ".local/state")
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

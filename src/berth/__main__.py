@@ -11,6 +11,8 @@ def main() -> int:
     """Run the command line and return its exit code."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or no child could be waited for
     from berth.cli.main import main as command_line
 
     return command_line()

@@ -8,6 +8,7 @@
 Every key is checked: an unknown one is refused with the nearest that exists, never ignored.
 """
 
+import contextlib
 import difflib
 import os
 import pwd
@@ -21,6 +22,7 @@ from berth.errors import MalformedError
 
 #: Settings of the whole machine.
 SYSTEM_FILE: Final = "/etc/berth/config.toml"
+_MAX_BYTES: Final = 1 << 20
 _ROOT_STATE: Final = "/var/lib/berth"
 
 
@@ -76,30 +78,46 @@ def sandbox_account(settings: Settings) -> tuple[int, int, tuple[int, ...]] | No
         return None
     try:
         account = pwd.getpwnam(name)
-    except KeyError:
+    except (KeyError, ValueError):  # unknown, or not a name at all
         raise _bad(f"sandbox.user names {name!r}, and there is no such user", "Create it, or name another.") from None
     if account.pw_uid == 0:
         raise _bad("sandbox.user names root", "Name an ordinary user; that is what the setting is for.")
     return account.pw_uid, account.pw_gid, tuple(os.getgrouplist(name, account.pw_gid))
 
 
+def settings_directories() -> tuple[str, ...]:
+    """Return the directories that hold the settings files of this process, whether they exist or not."""
+    return tuple(os.path.dirname(path) for path in _files())
+
+
 def _files() -> list[str]:
     files = [SYSTEM_FILE]
     if os.geteuid() != 0:
-        files.append(os.path.join(_base_directory("XDG_CONFIG_HOME", ".config"), "berth/config.toml"))
+        with contextlib.suppress(MalformedError):  # without a home there is no file of one's own
+            files.append(os.path.join(_base_directory("XDG_CONFIG_HOME", ".config"), "berth/config.toml"))
     return files
 
 
 def _base_directory(variable: str, fallback: str) -> str:
     """Return a directory of the XDG base directory specification; relative values are invalid there and not used."""
     value = os.environ.get(variable, "")
-    return value if os.path.isabs(value) else os.path.join(os.path.expanduser("~"), fallback)
+    if os.path.isabs(value):
+        return value
+    home = os.path.expanduser("~")
+    if not os.path.isabs(home) or home == "/":
+        raise _bad(
+            f"there is no home directory to keep {fallback} in (HOME is {os.environ.get('HOME')!r})",
+            f"Set HOME, or {variable} to an absolute directory, or give --state-root DIR.",
+        )
+    return os.path.join(home, fallback)
 
 
 def _read(path: str) -> dict[str, object]:
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
+                raise _bad(f"{path!r} is no file of settings", f"It must be a regular file below {_MAX_BYTES} bytes.")
             if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 raise _bad(
                     f"others can write the settings file {path!r}",
@@ -111,7 +129,7 @@ def _read(path: str) -> dict[str, object]:
         return {}
     except OSError as error:
         raise _bad(f"the settings file {path!r} cannot be read: {error.strerror}", "Repair or remove it.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _bad(f"the settings file {path!r} is not TOML: {error}", "Repair that line.") from error
     except msgspec.ValidationError as error:
         raise _bad(

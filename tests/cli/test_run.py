@@ -382,3 +382,55 @@ def test_a_killed_keeper_is_said_and_nothing_lives_on(berth, kind):
 
 def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_command_that_stops_its_keeper_gains_nothing(berth):
+    started = time.monotonic()
+    ended = berth.run("--timeout", "1", "--", *SHELL, "kill -STOP $PPID; sleep 60")
+    assert ended.returncode == 124
+    assert time.monotonic() - started < 20
+
+
+def test_a_process_whose_first_thread_has_left_is_ended(berth):
+    mark = f"8{os.getpid()}{time.monotonic_ns() % 100000}"
+    program = (
+        "import ctypes, threading, time, sys\n"
+        "threading.Thread(target=time.sleep, args=(60,)).start()\n"
+        "ctypes.CDLL(None).syscall(60 if sys.maxsize and __import__('os').uname().machine == 'x86_64' else 93, 0)\n"
+    )
+    (berth.workspace / "leaderless.py").write_text(program)
+    script = f"{berth.words()[0]} leaderless.py {mark} > /dev/null 2>&1 & sleep 0.5"
+    ended = berth.run("--", *SHELL, script)
+    assert ended.returncode == 0
+    assert berth.record()["processes_ended"] == 1
+    assert berth.record()["processes_stuck"] == []
+
+
+def test_a_foreign_proc_is_refused(berth):
+    if subprocess.run(["unshare", "--user", "--map-root-user", "--pid", "--fork", "true"]).returncode != 0:
+        pytest.skip("needs user namespaces, to have a pid namespace without its own /proc")
+    words = ["unshare", "--user", "--map-root-user", "--pid", "--fork", *berth.words("run", "--", "touch", "ran")]
+    ended = subprocess.run(words, env=berth.environment(), cwd=berth.workspace, capture_output=True, text=True)
+    assert ended.returncode == 125
+    assert "another pid namespace" in ended.stderr
+    assert not (berth.workspace / "ran").exists()
+
+
+def test_ignored_sigchld_of_the_parent_changes_nothing(berth, kind):
+    ended = berth.run(*kind, "--", *SHELL, "exit 6", preexec_fn=lambda: signal.signal(17, signal.SIG_IGN))
+    assert ended.returncode == 6
+
+
+def test_an_answer_that_nobody_reads_does_not_change_the_status(berth):
+    words = " ".join(berth.words("run", "--json", "--", "false"))
+    script = f"{{ {words}; echo $? >&2; }} | true"
+    ended = subprocess.run(["sh", "-c", script], env=berth.environment(), capture_output=True, text=True)
+    assert ended.stderr.splitlines()[-1] == "1"
+    noisy = "exec 2> /dev/full; " + " ".join(berth.words("run", "--", "sh", "-c", "'sleep 60 & exit 7'"))
+    assert subprocess.run(["sh", "-c", noisy], env=berth.environment()).returncode == 7
+
+
+def test_the_commands_own_json_option_is_not_berths(berth):
+    refused = berth.run("--cores", "99999", "true", "--json")
+    assert refused.stdout == ""
+    assert refused.stderr.startswith("berth: ")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -179,3 +180,108 @@ def test_a_workspace_swapped_for_a_link_is_not_followed(berth, tmp_path, sandbox
     sandbox.close()
     os.close(opened.fd)
     assert Path(other).is_dir()
+
+
+def test_files_as_standard_streams_cannot_be_opened_again_inside(berth, tmp_path, sandbox_works):
+    """/proc/self/fd/N would open them anew with every right that their permissions give."""
+    if not sandbox_works:
+        pytest.skip("bubblewrap cannot make a sandbox here; see `berth doctor`")
+    given, log = tmp_path / "given", tmp_path / "log"
+    given.write_text("input\n")
+    log.write_text("before\n")
+    script = "cat; for n in 0 1 2; do (echo EVIL > /proc/self/fd/$n) 2>/dev/null; : > /proc/$$/fd/$n; done; echo end"
+    with given.open() as stdin, log.open("a") as out:
+        ended = subprocess.run(
+            berth.words("run", "--sandbox", "--", "sh", "-c", script),
+            env=berth.environment(),
+            cwd=berth.workspace,
+            stdin=stdin,
+            stdout=out,
+            stderr=out,
+            timeout=30,
+        )
+    assert ended.returncode == 0
+    assert given.read_text() == "input\n"
+    assert log.read_text().startswith("before\ninput\n")
+    assert log.read_text().endswith("end\n")
+
+
+def test_a_large_file_passes_through_a_sandbox_unchanged(berth, tmp_path, sandbox_works):
+    if not sandbox_works:
+        pytest.skip("bubblewrap cannot make a sandbox here; see `berth doctor`")
+    given, copy = tmp_path / "given", tmp_path / "copy"
+    given.write_bytes(os.urandom(5 << 20))
+    with given.open("rb") as stdin, copy.open("wb") as out:
+        berth.run("--sandbox", "--", "cat", capture_output=False, stdin=stdin, stdout=out, text=False)
+    assert copy.read_bytes() == given.read_bytes()
+
+
+def test_a_directory_as_a_standard_stream_is_refused(berth, sandbox_works):
+    if not sandbox_works:
+        pytest.skip("bubblewrap cannot make a sandbox here; see `berth doctor`")
+    fd = os.open("/", os.O_RDONLY)
+    ended = berth.run("--sandbox", "--", "ls", "/proc/self/fd/0/", stdin=fd)
+    os.close(fd)
+    assert ended.returncode == 125
+    assert "directory" in ended.stderr
+
+
+def test_a_sandbox_of_root_holds_no_writable_way_to_bubblewrap(inside):
+    if os.geteuid() != 0:
+        pytest.skip("only root could write the program anyway")
+    assert inside("readlink /proc/1/exe").startswith("/memfd:")
+    assert inside("(echo x > /proc/1/exe) 2>/dev/null && echo written; true") == ""
+
+
+def test_what_sets_the_sandbox_up_has_no_controlling_terminal(berth, sandbox_works):
+    """Whoever it becomes could otherwise push input into the caller's terminal (TIOCSTI)."""
+    if not sandbox_works:
+        pytest.skip("bubblewrap cannot make a sandbox here; see `berth doctor`")
+    from berth.linux.process import descendants
+
+    with berth.start("--sandbox", "--", "sh", "-c", "echo up; sleep 60", stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"up\n"
+        sessions = {stat.pid: os.getsid(stat.pid) for stat in descendants(process.pid)}
+        keeper = next(pid for pid, session in sessions.items() if session == os.getsid(process.pid))
+        assert [pid for pid, session in sessions.items() if session == os.getsid(process.pid)] == [keeper]
+        process.terminate()
+
+
+def test_a_program_named_bwrap_on_the_path_is_never_executed(berth, tmp_path, sandbox_works):
+    if not sandbox_works:
+        pytest.skip("bubblewrap cannot make a sandbox here; see `berth doctor`")
+    planted = tmp_path / "bin" / "bwrap"
+    planted.parent.mkdir()
+    planted.write_text(f"#!/bin/sh\ntouch {tmp_path}/planted-ran\n")
+    planted.chmod(0o755)
+    env = berth.environment(PATH=f"{planted.parent}:{os.environ['PATH']}")
+    assert berth.run("--sandbox", "--", "true", env=env).returncode == 0
+    assert not (tmp_path / "planted-ran").exists()
+
+
+def test_a_program_behind_a_link_that_only_holds_inside_is_found(berth, sandbox_works):
+    if not sandbox_works:
+        pytest.skip("bubblewrap cannot make a sandbox here; see `berth doctor`")
+    (berth.workspace / "real").mkdir()
+    (berth.workspace / "real" / "program").write_text("#!/bin/sh\necho ran\n")
+    (berth.workspace / "real" / "program").chmod(0o755)
+    (berth.workspace / "tools").symlink_to("/workspace/real")
+    assert berth.run("--sandbox", "--", "tools/program").stdout == "ran\n"
+
+
+@pytest.mark.parametrize("directory", ["/var/spool", "/var", "/home", "/opt"])
+def test_directories_of_many_are_no_workspace(berth, directory):
+    if not os.path.isdir(directory):
+        pytest.skip(f"there is no {directory} here")
+    error = json.loads(berth.run("--json", "--sandbox", "--workspace", directory, "--", "true").stdout)["error"]
+    assert error["name"] == "unsafe-workspace"
+
+
+def test_berths_own_program_is_not_in_a_workspace(berth, tmp_path):
+    import sys
+
+    shutil.copytree(Path(sys.modules["berth"].__file__).parent, berth.workspace / "lib" / "berth")
+    env = berth.environment(PYTHONPATH=f"{berth.workspace}/lib")
+    error = json.loads(berth.run("--json", "--sandbox", "--", "true", env=env).stdout)["error"]
+    assert error["name"] == "unsafe-workspace"
+    assert "berth's own program" in error["message"]

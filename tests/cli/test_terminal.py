@@ -10,11 +10,14 @@ import time
 
 import pytest
 
+from berth.linux.process import descendants
+
 
 class Terminal:
     """A shell with job control on a terminal of its own, typed into like a person would."""
 
     def __init__(self, berth) -> None:
+        self.directory = berth.workspace
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
             os.chdir(berth.workspace)
@@ -125,20 +128,30 @@ def test_a_background_job_leaves_the_terminal_alone(terminal):
     terminal.expect("done")
 
 
-def test_the_terminal_is_given_back_when_berth_is_killed(terminal):
-    terminal.type(
-        f"sh -c '{sys.executable} -m berth run -- sh -c \"echo u''p; sleep 60\"; sleep 0.2; read word; echo got $word'"
-    )
+@pytest.mark.parametrize("script", [False, True], ids=["own job", "part of a script"])
+def test_the_terminal_is_given_back_when_berth_is_killed(terminal, script):
+    run = f"{sys.executable} -m berth run -- sh -c 'echo u\"\"p; exec sleep 60'"
+    with open(f"{terminal.directory}/script.sh", "w") as file:
+        file.write(f"{run}\nsleep 0.2\nread word\necho got $word\n")
+    terminal.type("sh script.sh" if script else f'{run}; read word; echo g""ot $word')
     terminal.expect("up")
-    os.kill(berth_of(os.tcgetpgrp(terminal.fd)), signal.SIGKILL)
-    time.sleep(0.3)
+    (berth,) = [stat.pid for stat in descendants(terminal.pid) if b"\0-m\0berth\0run\0" in cmdline(stat.pid)]
+    os.kill(berth, signal.SIGKILL)
+    time.sleep(0.5)
     terminal.type("mine")
     terminal.expect("got mine")
 
 
-def berth_of(group: int) -> int:
-    """The berth above the command whose process group is `group`: its keeper's parent."""
-    from berth.linux.process import read_stat
+def test_a_pipeline_keeps_the_terminal_together(terminal):
+    """`less` and the like read the terminal while berth's command feeds them."""
+    terminal.type(
+        "b -- sh -c 'echo fed; sleep 0.3' | sh -c 'read line; read word < /dev/tty; echo g\"\"ot $line $word'"
+    )
+    time.sleep(0.6)
+    terminal.type("typed")
+    terminal.expect("got fed typed")
 
-    keeper = read_stat(group).parent
-    return read_stat(keeper).parent
+
+def cmdline(pid: int) -> bytes:
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read()

@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
     except BerthError as error:
         code = _report(words, error, error.code)
     except BrokenPipeError:
-        code = 1
+        code = RUN_FAILED if words[:1] == ["run"] else 1
     except OSError as error:
         code = _report(words, BerthError("system-call", str(error), "The reason is the kernel's own."), 1)
     except Exception as error:  # noqa: BLE001 - the one place: a bug becomes a report, never a traceback
@@ -93,7 +93,7 @@ def _report(words: list[str], error: BerthError, code: int) -> int:
     """
     if words[:1] == ["run"]:
         code = getattr(error, "exit_code", RUN_FAILED)
-    if "--json" in (words[: words.index("--")] if "--" in words else words):
+    if _asks_for_json(words):
         import json
 
         with contextlib.suppress(OSError):
@@ -101,6 +101,24 @@ def _report(words: list[str], error: BerthError, code: int) -> int:
     else:
         _say(f"berth: {error.message}" + (f"\n{error.fix}" if error.fix else ""))
     return code
+
+
+def _asks_for_json(words: list[str]) -> bool:
+    """Say whether `--json` stands among berth's own options, before the command of `berth run` begins."""
+    verb = cli.get_command(click.Context(cli), words[0]) if words else None
+    options = verb.params if verb else []
+    with_value = {
+        name for option in options if isinstance(option, click.Option) and not option.is_flag for name in option.opts
+    }
+    rest = iter(words[1:])
+    for word in rest:
+        if word == "--json":
+            return True
+        if word in with_value:
+            next(rest, None)
+        elif word == "--" or not word.startswith("-"):
+            return False
+    return False
 
 
 def _usage_hint(error: click.ClickException) -> str:

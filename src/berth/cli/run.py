@@ -1,7 +1,9 @@
 """`berth run`: the thin front of `launch`."""
 
+import contextlib
 import json
 import os
+import sys
 
 import click
 
@@ -61,7 +63,7 @@ def command(
     from berth.launch.request import RunRequest, check_request
     from berth.launch.run import start
     from berth.linux.signals import SignalInbox
-    from berth.settings import load_settings, sandbox_account
+    from berth.settings import load_settings, sandbox_account, settings_directories
 
     settings = load_settings(state_root=state_root)
     assert settings.state_root is not None
@@ -74,6 +76,7 @@ def command(
         workspace=_directory(workspace),
         timeout_s=timeout,
         output_to_stderr=as_json,
+        settings_directories=settings_directories(),
     )
     check_request(request)
     with EpochRoot(settings.state_root) as root:
@@ -82,15 +85,17 @@ def command(
                 _note(left.error.message)
             elif left.processes_ended:
                 _note(f"{_processes(left.processes_ended)} of the killed run {left.epoch[:12]}... had to be ended")
+        run = start(request, root, sandbox_user=sandbox_account(settings) if sandbox else None)
         with SignalInbox() as inbox:
-            finished = start(request, root, sandbox_user=sandbox_account(settings) if sandbox else None).wait(inbox)
+            finished = run.wait(inbox)
     ended = finished.record["processes_ended"]
     if isinstance(ended, int) and ended:
         _note(f"{_processes(ended)} outlived the command and had to be ended")
     if stuck := finished.record["processes_stuck"]:
         _note(f"processes {stuck} cannot be ended; what they were given stays claimed until they are gone")
     if as_json:
-        click.echo(json.dumps(finished.record, indent=2))
+        with contextlib.suppress(BrokenPipeError):  # nobody wants it; the command's own status still counts
+            print(json.dumps(finished.record, indent=2), flush=True)
     return finished.exit_code
 
 
@@ -110,4 +115,6 @@ def _processes(count: int) -> str:
 
 
 def _note(text: str) -> None:
-    click.echo(f"berth: {text}", err=True)
+    """Say something beside the command's output, if anybody still reads it."""
+    with contextlib.suppress(OSError):
+        print(f"berth: {text}", file=sys.stderr, flush=True)

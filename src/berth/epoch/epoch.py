@@ -227,11 +227,11 @@ def _check_owner(path: str, status: os.stat_result) -> None:
             f"the state root {path!r} belongs to uid {status.st_uid}, not to you (uid {os.geteuid()})",
             "Choose a directory of your own with --state-root DIR or BERTH_STATE_ROOT.",
         )
-    if status.st_mode & 0o002:
+    if status.st_mode & 0o022:
         raise MalformedError(
             "open-state-root",
-            f"everybody may write to the state root {path!r}, and could replace work-state in it",
-            f"Take that away with `chmod o-w {path}`, or choose another directory with --state-root DIR.",
+            f"others than you may write to the state root {path!r}, and could replace work-state in it",
+            f"Take that away with `chmod go-w {path}`, or choose another directory with --state-root DIR.",
         )
 
 

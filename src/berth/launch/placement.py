@@ -15,9 +15,10 @@ from typing import Final
 from berth.errors import RUN_NOT_EXECUTABLE, RUN_NOT_FOUND, FailedError
 from berth.host.cpuset import CpuSet
 from berth.launch.request import RunRequest
+from berth.launch.streams import Streams, relay_files
 from berth.launch.terminal import foreground_terminal
 from berth.launch.workspace import Workspace
-from berth.linux.process import read_status
+from berth.linux.process import alone_in_group, read_status
 from berth.linux.spawn import Command, Event, Keeper
 from berth.sandbox.bubblewrap import User
 from berth.sandbox.instance import Sandbox, prepare
@@ -53,6 +54,7 @@ class Placement:
     claimed: CpuSet | None
     user: User | None
     held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    streams: Streams = field(default_factory=Streams)
     keeper: Keeper | None = None
     sandbox: Sandbox | None = None
     terminal: int | None = None
@@ -75,6 +77,7 @@ class Placement:
         command = self._sandbox_command() if self.request.sandbox else self._host_command()
         self.keeper = Keeper.start(command, held=held_fds)
         self.held.callback(self.keeper.close)
+        self.streams.close_passed()
         self.pid = self._expect("ready").values[0]
         if self.sandbox is None:
             self._check_mask(read_status(self.pid)["Cpus_allowed_list"])
@@ -98,17 +101,20 @@ class Placement:
         self.held.close()
 
     def _host_command(self) -> Command:
-        self.terminal = foreground_terminal()
+        # A pipeline shares one foreground: a part of it that took the terminal would stop the others.
+        own = alone_in_group()
+        self.terminal = foreground_terminal() if own else None
         if self.terminal is not None:
             self.held.callback(os.close, self.terminal)
         return Command(
+            group="own" if own else "caller",
             argv=self.request.command,
             environment=self._host_environment(),
             mark=self.epoch,
             cpus=self._cpus(),
             directory=self.workspace.fd,
             terminal=self.terminal,
-            streams=self._streams(),
+            streams=[(2, 1)] if self.request.output_to_stderr else [],
         )
 
     def _host_environment(self) -> dict[str, str]:
@@ -127,21 +133,23 @@ class Placement:
             user=self.user,
         )
         self.held.callback(self.sandbox.close)
+        self.streams = relay_files(output_to_stderr=self.request.output_to_stderr)
+        self.held.callback(self.streams.close_passed)
         return Command(
             argv=self.sandbox.argv,
             environment={"PATH": os.defpath},
             mark=self.epoch,
             cpus=self._cpus(),
             user=self.user,
-            streams=self._streams(),
+            group="session",
+            executable=self.sandbox.executable,
+            leftover_grace=False,
+            streams=self.streams.pairs,
             fds=self.sandbox.fds,
         )
 
     def _cpus(self) -> tuple[int, ...] | None:
         return None if self.claimed is None else tuple(self.claimed)
-
-    def _streams(self) -> list[tuple[int, int]]:
-        return [(2, 1)] if self.request.output_to_stderr else []
 
     def _look_into(self, sandbox: Sandbox) -> None:
         sandbox.close_passed()

@@ -14,7 +14,7 @@ from berth.errors import BerthError, FailedError
 from berth.launch import store
 from berth.launch.record import interrupted_record
 from berth.linux.locks import wait_lock
-from berth.linux.process import boot_id, end_marked
+from berth.linux.process import boot_id, check_own_proc, end_marked
 
 #: A keeper whose berth was killed ends everything inside and exits; this is how long the next start waits for it.
 KEEPER_TIMEOUT_S: Final = 5.0
@@ -31,7 +31,12 @@ class Recovered:
 
 
 def recover(root: EpochRoot) -> list[Recovered]:
-    """Finish every active epoch of `root` that nobody holds; one that cannot be finished stops none of the others."""
+    """Finish every active epoch of `root` that nobody holds; one that cannot be finished stops none of the others.
+
+    Raises:
+        AbilityError: /proc cannot tell this process's own namespace's processes.
+    """
+    check_own_proc()
     found = []
     for name in root.active():
         try:

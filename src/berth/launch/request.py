@@ -20,6 +20,7 @@ class RunRequest:
         workspace: Directory the command works in.
         timeout_s: Time limit in seconds from the moment the command begins, or None.
         output_to_stderr: Send the command's standard output to standard error.
+        settings_directories: Directories of berth's settings, which no sandbox may write.
     """
 
     command: tuple[str, ...]
@@ -30,6 +31,7 @@ class RunRequest:
     workspace: str
     timeout_s: float | None = None
     output_to_stderr: bool = False
+    settings_directories: tuple[str, ...] = ()
 
 
 def check_request(request: RunRequest) -> None:

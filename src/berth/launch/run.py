@@ -23,7 +23,14 @@ from typing import Final
 
 from berth.claims.claims import Claim
 from berth.epoch.epoch import Epoch, EpochRoot
-from berth.errors import RUN_FAILED, RUN_NOT_EXECUTABLE, RUN_TIMED_OUT, SIGNAL_BASE, BerthError, FailedError
+from berth.errors import (
+    RUN_FAILED,
+    RUN_NOT_EXECUTABLE,
+    RUN_TIMED_OUT,
+    SIGNAL_BASE,
+    BerthError,
+    FailedError,
+)
 from berth.launch import store
 from berth.launch.claiming import claim_cores
 from berth.launch.placement import NotStartedError, Placement
@@ -31,14 +38,18 @@ from berth.launch.record import Ending, ending_of, exit_code_of, request_documen
 from berth.launch.request import RunRequest, check_request
 from berth.launch.terminal import stop_with_command
 from berth.launch.workspace import Workspace, check_reachable, open_host_workspace, open_sandbox_workspace
-from berth.linux.process import boot_id, end_marked, read_stat
+from berth.linux.keeper import STUCK_AFTER_S
+from berth.linux.process import boot_id, check_own_proc, end_marked, read_stat
 from berth.linux.signals import SignalInbox
-from berth.linux.spawn import Event
+from berth.linux.spawn import Event, Keeper
 from berth.sandbox.bubblewrap import User, probe
 
 #: What a command gets between SIGTERM and SIGKILL when its time is over or berth is told to end, in seconds.
 GRACE_S: Final = 2.0
 _LOST_TIMEOUT_S: Final = 10.0
+#: How often the keeper is looked after while it has nothing to say, in seconds.
+_LOOK_S: Final = 5.0
+_MARGIN_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +79,7 @@ class Run:
     held: contextlib.ExitStack
     _ended_by: str | int | None = None
     _ended: Event | None = None
+    _patience_ends: float | None = None
 
     def wait(self, inbox: SignalInbox | None = None) -> Finished:
         """Wait for the end, taking signals from `inbox` as requests to end; then record and retire.
@@ -81,21 +93,35 @@ class Run:
         assert keeper is not None
         with self.held:
             while self._ended is None:
-                event = keeper.next_event(self._time_left(), also=[inbox.fileno()] if inbox else [])
+                left = self._time_left()
+                event = keeper.next_event(
+                    _LOOK_S if left is None else min(left, _LOOK_S), also=[inbox.fileno()] if inbox else []
+                )
                 if event is not None:
                     self._on_event(event)
+                else:
+                    self._look_after(keeper)
                 for number in inbox.take() if inbox else []:
                     self._on_signal(number)
                 if self._time_left() == 0.0:
                     self._end("timed-out")
+            self.placement.streams.finish()
             return self._conclude(self._ended)
 
+    def _look_after(self, keeper: Keeper) -> None:
+        """Wake a keeper that something inside stopped; kill one that does not do what it was told in time."""
+        stat = read_stat(keeper.process.pid)
+        if stat is not None and stat.state == "T":
+            keeper.wake()
+        if self._patience_ends is not None and time.monotonic() >= self._patience_ends:
+            keeper.kill()
+
     def _time_left(self) -> float | None:
-        """Return the seconds until the time limit, an hour at most, or None where there is none any more."""
+        """Return the seconds until the time limit, or None where there is none any more."""
         limit = self.placement.request.timeout_s
         if limit is None or self._ended_by is not None:
             return None
-        return min(3600.0, max(0.0, self.placement.began_monotonic_s + limit - time.monotonic()))
+        return max(0.0, self.placement.began_monotonic_s + limit - time.monotonic())
 
     def _on_event(self, event: Event) -> None:
         if event.kind in ("ended", "lost"):
@@ -127,6 +153,7 @@ class Run:
         """Ask everything inside to end; the second time, kill it at once. The first reason is the one recorded."""
         grace_s = GRACE_S if self._ended_by is None else 0.0
         self._ended_by = self._ended_by or reason
+        self._patience_ends = self._patience_ends or time.monotonic() + GRACE_S + STUCK_AFTER_S + _MARGIN_S
         self.placement.end(grace_s)
 
     def _conclude(self, ended: Event) -> Finished:
@@ -218,6 +245,7 @@ def start(request: RunRequest, root: EpochRoot, *, sandbox_user: User | None = N
         FailedError: Something else failed; where the epoch was open already, that is recorded.
     """
     check_request(request)
+    check_own_proc()
     with contextlib.ExitStack() as stack:
         workspace = _open_workspace(request, root)
         stack.callback(os.close, workspace.fd)
@@ -241,9 +269,10 @@ def start(request: RunRequest, root: EpochRoot, *, sandbox_user: User | None = N
         run = Run(root, epoch, document, claim, placement, stack)
         try:
             placement.begin([keeper_lock, *(claim.fds if claim else ())])
-        except BerthError as error:
+        except (BerthError, OSError) as error:
             placement.close()
-            run.record(Ending("not-started", error=error.name), RUN_FAILED, None)
+            name = error.name if isinstance(error, BerthError) else "system-call"
+            run.record(Ending("not-started", error=name), RUN_FAILED, None)
             raise
         run.held = stack.pop_all()
     return run
@@ -251,7 +280,7 @@ def start(request: RunRequest, root: EpochRoot, *, sandbox_user: User | None = N
 
 def _open_workspace(request: RunRequest, root: EpochRoot) -> Workspace:
     if request.sandbox:
-        return open_sandbox_workspace(request.workspace, state_root=root.path)
+        return open_sandbox_workspace(request.workspace, state_root=root.path, settings=request.settings_directories)
     return open_host_workspace(request.workspace)
 
 

@@ -9,11 +9,11 @@ A kill between any two steps leaves whole files: the next start publishes a reco
 says `interrupted`.
 """
 
+import contextlib
 import json
 import os
 from typing import Final
 
-from berth.durable.files import durable_makedirs
 from berth.epoch.epoch import Epoch, EpochRoot
 from berth.errors import BerthError, FailedError
 from berth.linux.locks import open_lock_file, try_lock
@@ -114,7 +114,11 @@ def publish_ready(root: EpochRoot, epoch: Epoch) -> str:
 
 def is_published(root: EpochRoot, epoch: str) -> bool:
     """Say whether there is a record of `epoch`."""
-    return os.path.lexists(record_path(root, epoch))
+    try:
+        os.stat(os.path.join(RECORDS, f"{epoch}.json"), dir_fd=root.fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def ready_record(epoch: Epoch) -> dict[str, object] | None:
@@ -132,7 +136,9 @@ def record_path(root: EpochRoot, epoch: str) -> str:
 
 
 def _open_records(root: EpochRoot) -> int:
-    durable_makedirs(os.path.join(root.path, RECORDS))
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(RECORDS, 0o700, dir_fd=root.fd)
+        os.fsync(root.fd)
     return os.open(RECORDS, _DIRECTORY, dir_fd=root.fd)
 
 

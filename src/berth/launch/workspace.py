@@ -9,14 +9,18 @@ import errno
 import os
 import pwd
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from berth.errors import MalformedError
 
 #: The system that every other command relies on: no workspace is one of these, holds one, or lies in one.
-_SYSTEM: Final = ("/bin", "/boot", "/dev", "/etc", "/lib", "/proc", "/sbin", "/sys", "/usr")
+_SYSTEM: Final = ("/bin", "/boot", "/dev", "/etc", "/lib", "/proc", "/sbin", "/sys", "/usr", "/var/spool")
+#: Directories of many: no workspace is one of these or holds one, but it may lie in one.
+_SHARED: Final = ("/", "/home", "/opt", "/root", "/run", "/srv", "/var", "/var/lib")
+_REACH_TIMEOUT_S: Final = 10.0
 _STEP: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -53,8 +57,13 @@ def open_host_workspace(path: str) -> Workspace:
     return _opened(os.path.abspath(path), fd)
 
 
-def open_sandbox_workspace(path: str, *, state_root: str) -> Workspace:
+def open_sandbox_workspace(path: str, *, state_root: str, settings: Sequence[str] = ()) -> Workspace:
     """Open the directory that becomes /workspace in a sandbox, following no link on the way.
+
+    Args:
+        path: The directory.
+        state_root: The state root.
+        settings: Directories of berth's settings.
 
     Raises:
         MalformedError: It is not a directory that the caller may enter and read, is reached through a link, or a
@@ -64,7 +73,7 @@ def open_sandbox_workspace(path: str, *, state_root: str) -> Workspace:
     fd = _open_without_links(absolute)
     with contextlib.ExitStack() as opened:
         opened.callback(os.close, fd)
-        _refuse_unsafe(absolute, fd, os.path.abspath(state_root))
+        _refuse_unsafe(absolute, fd, [os.path.abspath(state_root), os.path.realpath(state_root), *settings])
         if not os.access(f"/proc/self/fd/{fd}", os.R_OK | os.X_OK):
             raise _cannot_open(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
         opened.pop_all()
@@ -82,8 +91,22 @@ def check_reachable(workspace: Workspace, user: tuple[int, int, tuple[int, ...]]
     """
     uid, gid, groups = user
     words = ["/bin/sh", "-c", 'cd -- "$0"', workspace.path]
-    tried = subprocess.run(words, user=uid, group=gid, extra_groups=groups, stderr=subprocess.DEVNULL)
-    if tried.returncode != 0:
+    try:
+        tried = subprocess.run(
+            words,
+            user=uid,
+            group=gid,
+            extra_groups=groups,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # that user must not reach the caller's terminal
+            timeout=_REACH_TIMEOUT_S,
+        )
+        reached = tried.returncode == 0
+    except subprocess.TimeoutExpired:
+        reached = False
+    if not reached:
         raise MalformedError(
             "workspace-unreachable",
             f"the sandbox of root runs as uid {uid} here, and that user cannot enter the workspace {workspace.path!r}",
@@ -119,29 +142,27 @@ def _open_without_links(path: str) -> int:
     return fd
 
 
-def _refuse_unsafe(path: str, fd: int, state_root: str) -> None:
-    for protected in _protected(state_root):
+def _refuse_unsafe(path: str, fd: int, own: Sequence[str]) -> None:
+    """Refuse a workspace that is, holds or lies in what code nobody has read must not change.
+
+    Args:
+        path: Its absolute path.
+        fd: The open directory, which may have other names.
+        own: Directories of berth's own state and settings.
+    """
+    owner = os.fstat(fd).st_uid
+    homes = [home for home in (os.environ.get("HOME", ""), _home_of(os.getuid()), _home_of(owner)) if home]
+    programs = [os.path.realpath(sys.prefix), os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
+    outer = [*_SYSTEM, *own]
+    for protected in [*_SHARED, *outer, *map(os.path.abspath, homes), *programs]:
         if path == protected or _inside(protected, path):
-            raise _unsafe(path, f"it {'is' if path == protected else 'holds'} {protected}")
-    for outer in (*_SYSTEM, state_root, os.path.realpath(state_root)):
-        if _inside(path, outer):
-            raise _unsafe(path, f"it lies inside {outer}")
-    for name in _protected(state_root):
-        try:
-            same = os.path.samestat(os.stat(name), os.fstat(fd))
-        except OSError:
-            continue
-        if same:
-            raise _unsafe(path, f"it is {name} under another name")
-
-
-def _protected(state_root: str) -> Iterator[str]:
-    yield from ("/", "/root", "/run", *_SYSTEM)
-    yield state_root
-    yield os.path.realpath(state_root)
-    for home in {os.environ.get("HOME", ""), _home_of(os.getuid())}:
-        if home:
-            yield os.path.abspath(home)
+            what = "berth's own program" if protected in programs else protected
+            raise _unsafe(path, f"it {'is' if path == protected else 'holds'} {what}")
+        if protected in outer and _inside(path, protected):
+            raise _unsafe(path, f"it lies inside {protected}")
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(protected), os.fstat(fd)):
+                raise _unsafe(path, f"it is {protected} under another name")
 
 
 def _home_of(uid: int) -> str:

@@ -21,7 +21,12 @@ TERMINAL_SIGNALS: Final = (
 def become_command(spec: dict[str, Any], *, parent: int, gate: int, report: int) -> NoReturn:
     """In the forked child: take the place, wait at the gate, become the command."""
     try:
-        os.setpgid(0, 0)
+        if spec["group_mode"] == "session":
+            os.setsid()
+        elif spec["group_mode"] == "own":
+            os.setpgid(0, 0)
+        else:
+            os.setpgid(0, spec["group"])
         if spec["terminal"] is not None and os.tcgetpgrp(spec["terminal"]) == spec["group"]:
             os.tcsetpgrp(spec["terminal"], os.getpid())
         if spec["cpus"] is not None:
@@ -44,7 +49,8 @@ def become_command(spec: dict[str, Any], *, parent: int, gate: int, report: int)
         _restore_signals(spec["ignored"])
         for fd in spec["fds"]:
             os.set_inheritable(fd, True)
-        _execute([word.encode("latin-1") for word in spec["argv"]], spec["environment"])
+        os.write(report, b"x")
+        _execute(spec["executable"], [word.encode("latin-1") for word in spec["argv"]], spec["environment"])
     except OSError as error:
         os.write(report, str(error.errno or errno.EIO).encode("ascii"))
     finally:
@@ -57,6 +63,8 @@ def _restore_signals(ignored: list[int]) -> None:
         signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
 
 
-def _execute(argv: list[bytes], environment: dict[str, str]) -> NoReturn:
+def _execute(executable: int | None, argv: list[bytes], environment: dict[str, str]) -> NoReturn:
     raw = {key.encode("latin-1"): value.encode("latin-1") for key, value in environment.items()}
+    if executable is not None:
+        os.execve(executable, argv, raw)
     os.execvpe(argv[0], argv, raw)

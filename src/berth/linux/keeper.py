@@ -50,6 +50,7 @@ class _Keeper:
         self.child = 0
         self.gate = -1
         self.report: int | None = None
+        self.executing = False
         self.released = False
         self.deadline: float | None = None
         self.spared: frozenset[int] = frozenset()
@@ -108,7 +109,7 @@ class _Keeper:
         for stat in self.paused:
             with contextlib.suppress(PermissionError):
                 process.send_signal(stat, signal.SIGCONT)
-        if not self.paused:
+        if not self.paused and self.spec["group_mode"] != "caller":
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.child, signal.SIGCONT)
         self.paused = []
@@ -118,7 +119,11 @@ class _Keeper:
         gate_read, self.gate = os.pipe2(os.O_CLOEXEC)
         self.report, report_write = os.pipe2(os.O_CLOEXEC)
         parent = os.getpid()
-        self.child = os.fork()
+        try:
+            self.child = os.fork()
+        except OSError as error:  # no more processes, or no memory
+            self.tell(f"failed {error.errno}")
+            os._exit(1)
         if self.child == 0:
             os.close(self.gate)  # or the child would never see the keeper's end of it close
             become_command(self.spec, parent=parent, gate=gate_read, report=report_write)
@@ -128,7 +133,7 @@ class _Keeper:
         self.selector.register(self.report, selectors.EVENT_READ, self.on_report)
 
     def on_report(self) -> None:
-        """Pass on what the child says of itself: `r` at the gate, an errno, or nothing once it is executed."""
+        """Pass on what the child says of itself: `r` at the gate, `x` before it executes, an errno where it fails."""
         if self.report is None:
             return
         try:
@@ -138,12 +143,18 @@ class _Keeper:
         if data == b"r":
             self.tell(f"ready {self.child}")
             return
+        if data.startswith(b"x"):
+            self.executing = True
+            data = data[1:]
+            if not data:
+                self.on_report()
+                return
         self.selector.unregister(self.report)
         os.close(self.report)
         self.report = None
         if data:
             self.tell(f"failed {int(data)}")
-        elif self.released:
+        elif self.executing:
             self.tell("started")
 
     def on_children(self, wakeup: int) -> None:
@@ -175,7 +186,7 @@ class _Keeper:
         self.on_report()
         self.take_terminal(self.spec.get("group", 0), from_group=self.child)
         left = len(process.descendants(os.getpid())) if status is not None else 0
-        if left and not kill_at_once:
+        if left and not kill_at_once and self.spec["leftover_grace"]:
             self.ask_to_end()
             grace_ends = time.monotonic() + LEFTOVER_GRACE_S
             status = self.reap_until(min(grace_ends, self.deadline or grace_ends), status)
@@ -285,5 +296,9 @@ def main(control_fd: int) -> NoReturn:
     with contextlib.suppress(OSError), open("/proc/self/comm", "wb") as comm:
         comm.write(b"berth-keeper")
     syscalls.set_child_subreaper()
-    _Keeper(socket.socket(fileno=control_fd)).run()
-    raise AssertionError("the keeper leaves through finish()")
+    keeper = _Keeper(socket.socket(fileno=control_fd))
+    try:
+        keeper.run()
+    except Exception:  # noqa: BLE001 - the one place of this process: whatever broke, nothing inside lives on
+        keeper.kill_all(None)
+    os._exit(1)

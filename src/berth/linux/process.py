@@ -9,6 +9,8 @@ import signal
 import time
 from typing import NamedTuple
 
+from berth.errors import AbilityError
+
 #: Environment variable that marks every process of a run; its value is the run's epoch id.
 RUN_MARK = "BERTH_RUN"
 
@@ -44,6 +46,37 @@ def boot_id() -> str:
     """Return the random id of this boot (random(4)): start times of another boot mean nothing."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()
+
+
+def check_own_proc() -> None:
+    """Refuse to go by a /proc of another pid namespace: every number in it would mean somebody else.
+
+    Raises:
+        AbilityError: /proc does not show this process.
+    """
+    try:
+        shown = os.readlink("/proc/self")
+    except OSError as error:
+        shown = str(error)
+    if shown != str(os.getpid()):
+        raise AbilityError(
+            "foreign-proc",
+            f"/proc belongs to another pid namespace: it shows this process, {os.getpid()}, as {shown}",
+            "Mount one for this namespace: `unshare --pid --fork --mount-proc`, or `mount -t proc proc /proc`.",
+        )
+
+
+def alone_in_group() -> bool:
+    """Say whether no other process that /proc shows is in this process's group: it is no part of a pipeline."""
+    group = os.getpgrp()
+    return not any(pid != os.getpid() and _group_of(pid) == group for pid in all_pids())
+
+
+def _group_of(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0
 
 
 def read_stat(pid: int) -> ProcessStat | None:

@@ -18,13 +18,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 from berth.linux.process import RUN_MARK
 
 _PROGRAM: Final = (
     "import sys; sys.path.insert(0, sys.argv[1]); from berth.linux.keeper import main; main(int(sys.argv[2]))"
 )
+_EXIT_TIMEOUT_S: Final = 30.0
 _SOURCE_ROOT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -43,6 +44,13 @@ class Command:
     user: tuple[int, int, Sequence[int]] | None = None
     #: Open directory to start in, or None for the caller's.
     directory: int | None = None
+    #: Process group: `own`; `caller` to stay in berth's, as part of its pipeline; `session` for a session of its own,
+    #: without a controlling terminal.
+    group: Literal["own", "caller", "session"] = "own"
+    #: Open program to execute instead of searching for argv[0], or None.
+    executable: int | None = None
+    #: What the command leaves is asked to end before it is killed; in a sandbox the kernel has killed it already.
+    leftover_grace: bool = True
     #: Descriptor of the controlling terminal whose foreground the command becomes, or None.
     terminal: int | None = None
     #: (from, to) descriptor pairs to duplicate, after which only 0, 1, 2 and `fds` reach the command.
@@ -77,7 +85,8 @@ class Keeper:
         """
         ours, theirs = socket.socketpair()
         pass_fds = {theirs.fileno(), *held, *command.fds}
-        pass_fds.update(fd for fd in (command.directory, command.terminal) if fd is not None)
+        pass_fds.update(source for source, _ in command.streams)
+        pass_fds.update(fd for fd in (command.directory, command.terminal, command.executable) if fd is not None)
         try:
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _PROGRAM, _SOURCE_ROOT, str(theirs.fileno())],
@@ -129,8 +138,20 @@ class Keeper:
         self.control.close()
         if self._stuck:
             self.process.returncode = 0  # nobody will wait for it here
-        else:
+            return
+        try:
+            self.process.wait(_EXIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
             self.process.wait()
+
+    def wake(self) -> None:
+        """Continue a keeper that something inside has stopped."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kill a keeper that does not answer: the kernel kills the command, the rest is left to its mark."""
+        self.process.kill()
 
     def _send(self, line: str) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its death is reported by next_event
@@ -167,6 +188,9 @@ def _specification(command: Command) -> dict[str, object]:
         "streams": list(command.streams),
         "fds": list(command.fds),
         "group": os.getpgrp(),
+        "group_mode": command.group,
+        "executable": command.executable,
+        "leftover_grace": command.leftover_grace,
         "ignored": [int(s) for s in _INHERITED_IGNORED],
     }
 
@@ -174,6 +198,14 @@ def _specification(command: Command) -> dict[str, object]:
 #: Signals that this process was started with ignored (nohup, background jobs); the command gets them ignored too.
 _INHERITED_IGNORED: Final = tuple(
     number
-    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGTSTP)
+    for number in (
+        signal.SIGINT,
+        signal.SIGQUIT,
+        signal.SIGHUP,
+        signal.SIGTERM,
+        signal.SIGTSTP,
+        signal.SIGTTIN,
+        signal.SIGTTOU,
+    )
     if signal.getsignal(number) is signal.SIG_IGN
 )

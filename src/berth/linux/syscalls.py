@@ -35,6 +35,13 @@ CLONE_NEWUSER: Final = 0x1000_0000
 CLONE_NEWPID: Final = 0x2000_0000
 CLONE_NEWNET: Final = 0x4000_0000
 
+#: linux/openat2.h: treat the directory descriptor as the root, for `/`, `..` and absolute links.
+RESOLVE_IN_ROOT: Final = 0x10
+#: linux/memfd.h: the file may be executed, whatever the sysctl vm.memfd_noexec says (Linux 6.3).
+MFD_EXEC: Final = 0x10
+
+#: System call number of openat2: the same on every architecture (asm-generic/unistd.h).
+_OPENAT2_NUMBER: Final = 437
 #: System call numbers of renameat2: asm/unistd_64.h (x86-64), asm-generic/unistd.h (aarch64, riscv64).
 _RENAMEAT2_NUMBER: Final = {"x86_64": 316, "aarch64": 276, "riscv64": 276}
 
@@ -106,6 +113,27 @@ def renameat2(source: str, destination: str, flags: int, *, src_dir_fd: int, dst
         if code == errno.ENOSYS:
             code = errno.EOPNOTSUPP
         raise OSError(code, os.strerror(code), source, None, destination)
+
+
+def openat2(path: str, flags: int, resolve: int, *, dir_fd: int) -> int:
+    """Open `path` with rules for how it is resolved, see openat2(2), and return the descriptor, close-on-exec.
+
+    Raises:
+        ValueError: `path` is empty or holds NUL.
+        OSError: As the kernel says, with the path; ENOSYS before Linux 5.6.
+    """
+    how = ctypes.create_string_buffer(struct.pack("=QQQ", flags | os.O_CLOEXEC, 0, resolve), 24)
+    result = _libc.syscall(
+        ctypes.c_long(_OPENAT2_NUMBER),
+        ctypes.c_int(dir_fd),
+        ctypes.c_char_p(check_path(path)),
+        how,
+        ctypes.c_size_t(len(how)),
+    )
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), path)
+    return int(result)
 
 
 def set_parent_death_signal(signal_number: int) -> None:

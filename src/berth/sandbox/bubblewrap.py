@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import os
-import shutil
 import stat
 import subprocess
 from typing import Final
@@ -14,7 +13,9 @@ from berth.sandbox.fixes import user_namespace_fix
 from berth.sandbox.policy import Abilities, Channels, SystemLayout
 
 #: How long bubblewrap may take to set a sandbox up, in seconds.
-SET_UP_TIMEOUT_S: Final = 20.0
+SET_UP_TIMEOUT_S: Final = 10.0
+#: Where administrators install programs, the distribution's own place first (NixOS has the last).
+_TRUSTED: Final = ("/usr/bin", "/bin", "/usr/local/bin", "/run/current-system/sw/bin")
 #: Top-level names that are links into /usr on merged systems and directories on others.
 _TOP_LEVEL: Final = ("/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin")
 #: What links below /usr point to and the dynamic loader reads.
@@ -24,25 +25,38 @@ User = tuple[int, int, tuple[int, ...]]
 
 
 def find_bubblewrap() -> str:
-    """Return the path of bwrap.
+    """Return the path of bwrap: one that only an administrator can have put there, never one found by PATH.
+
+    A directory of PATH may lie in a workspace, and what an earlier sandbox wrote there would be executed on the host.
 
     Raises:
-        AbilityError: It is not installed, or is set-user-ID, which the sandbox design excludes (CVE-2026-41163).
+        AbilityError: There is none, or it is set-user-ID, which the sandbox design excludes (CVE-2026-41163).
     """
-    path = shutil.which("bwrap") or shutil.which("bwrap", path="/usr/local/bin:/usr/bin:/bin")
-    if path is None:
+    found = [path for path in (os.path.join(directory, "bwrap") for directory in _TRUSTED) if os.path.exists(path)]
+    trusted = [path for path in found if _is_administrators(path)]
+    if not trusted:
+        why = f"{found[0]} can be changed by others than root" if found else f"it is in none of {', '.join(_TRUSTED)}"
         raise AbilityError(
             "no-bubblewrap",
-            "bubblewrap (the program bwrap) is not installed, and a command meant for a sandbox never runs without one",
+            f"there is no bubblewrap to trust ({why}), and a command meant for a sandbox never runs without one",
             "Install it: `apt-get install bubblewrap` or `dnf install bubblewrap`, then see `berth doctor`.",
         )
-    if os.stat(path).st_mode & stat.S_ISUID:
+    if os.stat(trusted[0]).st_mode & stat.S_ISUID:
         raise AbilityError(
             "setuid-bubblewrap",
-            f"{path} is installed set-user-ID root, which berth refuses: it would run with more rights than its caller",
-            f"Take the bit away with `chmod u-s {path}`; bubblewrap then uses user namespaces.",
+            f"{trusted[0]} is set-user-ID root, which berth refuses: it would have more rights than its caller",
+            f"Take the bit away with `chmod u-s {trusted[0]}`; bubblewrap then uses user namespaces.",
         )
-    return path
+    return trusted[0]
+
+
+def _is_administrators(path: str) -> bool:
+    """Say whether root alone can change the program: it, and the directory it stands in."""
+    real = os.path.realpath(path)
+    return all(
+        status.st_uid == 0 and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        for status in (os.stat(real), os.stat(os.path.dirname(real)))
+    )
 
 
 def system_layout() -> SystemLayout:
@@ -88,28 +102,41 @@ def _downgrades(*, disable_userns: bool, fresh_proc: bool) -> tuple[str, ...]:
 
 
 def _try(bwrap: str, abilities: Abilities, user: User | None) -> str | None:
-    """Run `true` in a sandbox; return None where it worked, or else what bubblewrap said."""
-    with contextlib.ExitStack() as stack:
-        etc = {path: memory_file(content) for path, content in policy.ETC_FILES.items()}
-        for fd in etc.values():
-            stack.callback(os.close, fd)
-        listed = policy.operations(system_layout(), abilities, Channels(workspace=None, etc=etc), {})
+    """Run `true` in a sandbox with every option of a real one; return None where it worked, or what bubblewrap said."""
+    with contextlib.ExitStack() as opened:
+
+        def keep(fd: int) -> int:
+            opened.callback(os.close, fd)
+            return fd
+
+        etc = {path: keep(memory_file(content)) for path, content in policy.ETC_FILES.items()}
+        gate, gate_write = map(keep, os.pipe2(os.O_CLOEXEC))
+        os.write(gate_write, b"g")
+        _, status = map(keep, os.pipe2(os.O_CLOEXEC))
+        workspace = keep(os.open("/usr", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        channels = Channels(workspace=workspace, etc=etc, gate=gate, status=status)
+        listed = policy.operations(system_layout(), abilities, channels, {})
         try:
             tried = subprocess.run(
                 [bwrap, *policy.arguments(listed, ["/bin/sh", "-c", ":"])],
-                pass_fds=tuple(etc.values()),
+                pass_fds=(workspace, gate, status, *etc.values()),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
                 errors="backslashreplace",
                 cwd="/",
                 timeout=SET_UP_TIMEOUT_S,
+                start_new_session=True,  # whoever it becomes must not reach the caller's terminal
                 user=None if user is None else user[0],
                 group=None if user is None else user[1],
                 extra_groups=None if user is None else user[2],
             )
-        except subprocess.TimeoutExpired:
-            return f"it had not ended after {SET_UP_TIMEOUT_S:.0f} s"
+        except subprocess.TimeoutExpired as error:
+            raise AbilityError(
+                "no-sandbox",
+                f"bubblewrap cannot set up a sandbox here: it had not ended after {SET_UP_TIMEOUT_S:.0f} s",
+                "Try `bwrap --ro-bind / / true` by hand, and see `berth doctor`.",
+            ) from error
         except OSError as error:
             return str(error)
     return None if tried.returncode == 0 else (tried.stderr.strip() or f"exit code {tried.returncode}")

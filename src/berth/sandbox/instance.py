@@ -5,6 +5,8 @@ says about it is read back from the kernel at that moment, not derived from the 
 """
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import select
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from berth.errors import FailedError
+from berth.linux import syscalls
 from berth.linux.process import RUN_MARK, read_status
 from berth.sandbox import policy
 from berth.sandbox.bubblewrap import SET_UP_TIMEOUT_S, User, find_bubblewrap, memory_file, probe, system_layout
@@ -32,12 +35,14 @@ class Sandbox:
 
     Attributes:
         argv: bwrap with all its arguments and the command.
+        executable: A sealed copy of bwrap to execute, or None for the installed one.
         fds: Descriptors that the bwrap process must inherit.
         inside_pid: Host pid of the first process inside, once `wait_until_set_up` has returned.
         facts: What was read back before the command began.
     """
 
     argv: list[str]
+    executable: int | None
     fds: tuple[int, ...]
     inside_pid: int
     facts: dict[str, object]
@@ -70,14 +75,21 @@ class Sandbox:
         return read_status(self.inside_pid)["Cpus_allowed_list"]
 
     def finds(self, program: str) -> bool:
-        """Say whether there is a file for `program` inside, searched as the command's PATH says."""
-        root = f"/proc/{self.inside_pid}/root"
+        """Say whether there is a file for `program` inside, searched as the command's PATH says.
+
+        Links are followed as they will be inside. Where the kernel cannot do that, the answer is yes: bubblewrap says
+        it then.
+        """
         if "/" in program:
             candidates = [os.path.join(policy.INSIDE_WORKSPACE, program)]
         else:
             path = policy.environment({}, terminal=None)["PATH"]
             candidates = [os.path.join(directory, program) for directory in path.split(":")]
-        return any(os.path.lexists(root + os.path.normpath(candidate)) for candidate in candidates)
+        root = os.open(f"/proc/{self.inside_pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            return any(_exists(candidate, root) for candidate in candidates)
+        finally:
+            os.close(root)
 
     def let_begin(self) -> None:
         """Open the gate."""
@@ -98,7 +110,7 @@ class Sandbox:
     def close(self) -> None:
         """Close every descriptor that is still open here."""
         self.close_passed()
-        for fd in (self._gate_write, self._status_read):
+        for fd in (self._gate_write, self._status_read, *([] if self.executable is None else [self.executable])):
             os.close(fd)
 
     def _read_status(self, deadline: float) -> dict[str, int]:
@@ -167,10 +179,12 @@ def prepare(command: Sequence[str], *, workspace: int, mark: str, terminal: str 
         status_read, status = map(keep, os.pipe2(os.O_CLOEXEC))
         passed = keep(os.dup(workspace))
         channels = Channels(workspace=passed, etc=etc, gate=gate, status=status)
+        executable = keep(sealed_copy(bwrap)) if user is None and os.geteuid() == 0 else None
         variables = policy.environment({RUN_MARK: mark}, terminal=terminal)
         listed = policy.operations(layout, abilities, channels, variables)
         sandbox = Sandbox(
             argv=[bwrap, *policy.arguments(listed, command)],
+            executable=executable,
             fds=(passed, gate, status, *etc.values()),
             inside_pid=0,
             facts={},
@@ -182,6 +196,41 @@ def prepare(command: Sequence[str], *, workspace: int, mark: str, terminal: str 
         )
         opened.pop_all()
     return sandbox
+
+
+def _exists(path: str, root: int) -> bool:
+    try:
+        os.close(syscalls.openat2(path, os.O_PATH, syscalls.RESOLVE_IN_ROOT, dir_fd=root))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # another kind of refusal, or a kernel without openat2(2): not known to be missing
+        return True
+    return True
+
+
+def sealed_copy(path: str) -> int:
+    """Return a descriptor of an executable copy of `path` in memory that nobody can write, not even root.
+
+    A sandbox of root that finds its way to the program that set it up, through /proc/PID/exe, then finds only this
+    copy (CVE-2019-5736 is that attack on another program).
+
+    Raises:
+        OSError: The file cannot be read, or files in memory cannot be sealed here.
+    """
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        fd = os.memfd_create("bwrap", flags | syscalls.MFD_EXEC)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        fd = os.memfd_create("bwrap", flags)
+    with open(path, "rb") as program:
+        data = program.read()
+    while data:
+        data = data[os.write(fd, data) :]
+    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    return fd
 
 
 def _has_no_privilege(status: Mapping[str, str]) -> bool:
