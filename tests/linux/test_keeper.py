@@ -240,7 +240,7 @@ keeper = Keeper.start(Command(argv=["sh", "-c", sys.argv[2]], environment=os.env
 pid, = keeper.next_event(20).values
 print("command" if os.tcgetpgrp(0) == pid else "other", flush=True)
 keeper.go()
-while (event := keeper.next_event(20)).kind != "ended":
+while (event := keeper.next_event(20)).kind not in ("ended", "lost"):
     if event.kind == "stopped":
         print("berth" if os.tcgetpgrp(0) == os.getpgrp() else "other", flush=True)
         keeper.resume()

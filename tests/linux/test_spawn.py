@@ -261,7 +261,7 @@ def test_streams_are_the_callers(children, tmp_path: Path) -> None:
         "    mark='0' * 64, streams=streams)\n"
         "keeper = Keeper.start(command)\n"
         "keeper.go()\n"
-        "while (event := keeper.next_event(20)).kind != 'ended': pass\n"
+        "while keeper.next_event(20).kind not in ('ended', 'lost'): pass\n"
         "keeper.close()\n",
         "as they are",
         input="input\n",
@@ -276,7 +276,7 @@ def test_output_moved_to_standard_error(children) -> None:
         "    streams=[(2, 1)])\n"
         "keeper = Keeper.start(command)\n"
         "keeper.go()\n"
-        "while (event := keeper.next_event(20)).kind != 'ended': pass\n"
+        "while keeper.next_event(20).kind not in ('ended', 'lost'): pass\n"
         "keeper.close()\n",
         stderr=-1,
     )
@@ -338,7 +338,7 @@ from berth.linux.spawn import Command, Keeper
 words = ["grep", "-E", "Sig(Ign|Blk)", "/proc/self/status"]
 keeper = Keeper.start(Command(argv=words, environment={"PATH": "/usr/bin:/bin"}, mark="0" * 64))
 keeper.go()
-while (event := keeper.next_event(20)).kind != "ended": pass
+while keeper.next_event(20).kind not in ("ended", "lost"): pass
 keeper.close()
 """
 
@@ -349,8 +349,9 @@ keeper.close()
 def test_ignored_signals_are_inherited_and_no_others(children, ignored: tuple[signal.Signals, ...]) -> None:
     words = children.run(IGNORED, *map(int, ignored)).split()
     assert words[0::2] == ["SigBlk:", "SigIgn:"]
+    standard = (1 << 31) - 1  # make may leave the two realtime signals of the C library ignored
     assert int(words[1], 16) == 0
-    assert int(words[3], 16) == sum(1 << (number - 1) for number in ignored)
+    assert int(words[3], 16) & standard == sum(1 << (number - 1) for number in ignored)
 
 
 def test_command_has_its_own_process_group(launcher) -> None:

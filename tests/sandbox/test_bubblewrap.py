@@ -320,21 +320,43 @@ def test_layout_is_that_of_this_host() -> None:
 
 
 @pytest.fixture
-def fake_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a directory that comes first in PATH."""
-    path = tmp_path / "bin"
-    path.mkdir()
-    monkeypatch.setenv("PATH", f"{path}:{os.environ['PATH']}")
-    return path
+def standing_in(as_root, tmp_path: Path):
+    """Return the words that put a script in the place of bwrap, in a mount namespace of its own, before a command."""
+    installed = shutil.which("bwrap", path="/usr/bin:/bin:/usr/local/bin")
+    if installed is None:
+        pytest.skip("bubblewrap is not installed")
+    real = shutil.copy(os.path.realpath(installed), tmp_path / "real-bwrap")
+
+    def prefix(script: str, mode: int = 0o755) -> list[str]:
+        fake = tmp_path / "bwrap"
+        fake.write_text(script.replace("REAL", str(real)))
+        fake.chmod(mode)
+        mount = f'mount --bind {fake} {os.path.realpath(installed)} && exec "$@"'
+        return ["unshare", "--mount", "sh", "-c", mount, "sh"]
+
+    return prefix
 
 
-def test_bubblewrap_with_the_set_user_id_bit_is_refused(fake_path: Path) -> None:
-    (fake_path / "bwrap").write_text("#!/bin/sh\n")
-    (fake_path / "bwrap").chmod(stat.S_ISUID | 0o755)
-    with pytest.raises(AbilityError) as caught:
-        find_bubblewrap()
-    assert caught.value.name == "setuid-bubblewrap"
-    assert f"chmod u-s {fake_path}/bwrap" in caught.value.fix
+def test_bubblewrap_with_the_set_user_id_bit_is_refused(children, standing_in) -> None:
+    printed = children.run(
+        "from berth.errors import AbilityError\n"
+        "from berth.sandbox.bubblewrap import find_bubblewrap\n"
+        "try: find_bubblewrap()\n"
+        "except AbilityError as error: print(error.name, 'chmod u-s /' in error.fix, end='')\n",
+        prefix=standing_in("#!/bin/sh\n", stat.S_ISUID | 0o755),
+    )
+    assert printed == "setuid-bubblewrap True"
+
+
+def test_bubblewrap_that_others_can_change_is_refused(children, standing_in) -> None:
+    printed = children.run(
+        "from berth.errors import AbilityError\n"
+        "from berth.sandbox.bubblewrap import find_bubblewrap\n"
+        "try: find_bubblewrap()\n"
+        "except AbilityError as error: print(error.name, 'can be changed by others' in error.message, end='')\n",
+        prefix=standing_in("#!/bin/sh\n", 0o777),
+    )
+    assert printed == "no-bubblewrap True"
 
 
 def test_bubblewrap_outside_path_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,22 +366,15 @@ def test_bubblewrap_outside_path_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     assert find_bubblewrap().endswith("/bwrap")
 
 
-def test_missing_bubblewrap(children, as_root, tmp_path: Path) -> None:
-    """In a mount namespace in which bwrap is no program, the message says how to install it."""
-    (tmp_path / "plain").touch(mode=0o644)
-    bwrap = shutil.which("bwrap")
-    if bwrap is None:
-        prefix = []
-    else:
-        hidden = os.path.realpath(bwrap)
-        prefix = ["unshare", "--mount", "sh", "-c", f'mount --bind {tmp_path}/plain {hidden} && exec "$@"', "sh"]
+def test_missing_bubblewrap(children, standing_in) -> None:
+    """In a mount namespace in which bwrap is no program of an administrator, the message says how to install it."""
     printed = children.run(
         "from berth.errors import AbilityError\n"
         "from berth.sandbox.bubblewrap import find_bubblewrap\n"
         "try: find_bubblewrap()\n"
         "except AbilityError as error:\n"
         "    print(error.name, error.code, 'apt-get install bubblewrap' in error.fix, end='')\n",
-        prefix=prefix,
+        prefix=standing_in("", 0o666),
     )
     assert printed == "no-bubblewrap 5 True"
 
@@ -383,22 +398,15 @@ else: print(json.dumps([found.disable_userns, found.fresh_proc, len(found.downgr
         ("--proc", [True, False, 1]),
     ],
 )
-def test_strongest_form_that_works_is_taken(
-    sandboxes, children, fake_path: Path, refuses: str, found: list[Any]
-) -> None:
+def test_strongest_form_that_works_is_taken(sandboxes, children, standing_in, refuses: str, found: list[Any]) -> None:
     """A bwrap that refuses one option stands for a host on which it does not work."""
-    real = find_bubblewrap()
-    (fake_path / "bwrap").write_text(
-        f'#!/bin/sh\nfor word; do [ "$word" = {refuses} ] && {{ echo refused >&2; exit 1; }}; done\nexec {real} "$@"\n'
-    )
-    (fake_path / "bwrap").chmod(0o755)
-    assert json.loads(children.run(PROBE)) == found
+    script = f'for word; do [ "$word" = {refuses} ] && {{ echo refused >&2; exit 1; }}; done\nexec REAL "$@"\n'
+    assert json.loads(children.run(PROBE, prefix=standing_in(f"#!/bin/sh\n{script}"))) == found
 
 
-def test_no_form_works(children, fake_path: Path) -> None:
-    (fake_path / "bwrap").write_text("#!/bin/sh\necho the first reason >&2\nexit 1\n")
-    (fake_path / "bwrap").chmod(0o755)
-    name, message = json.loads(children.run(PROBE))
+def test_no_form_works(children, standing_in) -> None:
+    prefix = standing_in("#!/bin/sh\necho the first reason >&2\nexit 1\n")
+    name, message = json.loads(children.run(PROBE, prefix=prefix))
     assert name == "no-sandbox"
     assert "the first reason" in message
 

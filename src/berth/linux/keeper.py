@@ -136,24 +136,24 @@ class _Keeper:
         """Pass on what the child says of itself: `r` at the gate, `x` before it executes, an errno where it fails."""
         if self.report is None:
             return
-        try:
-            data = os.read(self.report, 64)
-        except BlockingIOError:
-            return
-        if data == b"r":
+        said, at_end = b"", False
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self.report, 64):
+                said += data
+            at_end = True
+        if said.startswith(b"r"):
             self.tell(f"ready {self.child}")
-            return
-        if data.startswith(b"x"):
+            said = said[1:]
+        if said.startswith(b"x"):
             self.executing = True
-            data = data[1:]
-            if not data:
-                self.on_report()
-                return
+            said = said[1:]
+        if not said and not at_end:
+            return
         self.selector.unregister(self.report)
         os.close(self.report)
         self.report = None
-        if data:
-            self.tell(f"failed {int(data)}")
+        if said:
+            self.tell(f"failed {int(said)}")
         elif self.executing:
             self.tell("started")
 
