@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,14 @@ _SOURCE = Path(berth.__file__).resolve().parents[1]
 _PYTHON = os.path.realpath(sys.executable)
 _OTHER_ID = 65534
 _TIMEOUT_S = 60.0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def default_signals() -> None:
+    """Undo what nohup, background jobs and CI daemons leave ignored: the commands under test would inherit it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @dataclass(frozen=True)

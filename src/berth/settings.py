@@ -22,6 +22,7 @@ from berth.errors import MalformedError
 
 #: Settings of the whole machine.
 SYSTEM_FILE: Final = "/etc/berth/config.toml"
+_KNOWN: Final = "state_root, and user in the table [sandbox]"
 _MAX_BYTES: Final = 1 << 20
 _ROOT_STATE: Final = "/var/lib/berth"
 
@@ -56,7 +57,12 @@ def load_settings(*, state_root: str | None = None) -> Settings:
     settings = msgspec.convert(merged, Settings)
     if settings.state_root is not None and not (os.path.isabs(settings.state_root) and "\0" not in settings.state_root):
         raise _bad(f"state_root is {settings.state_root!r}, not an absolute path", "Write the whole path, from /.")
-    chosen = state_root or os.environ.get("BERTH_STATE_ROOT") or settings.state_root or default_state_root()
+    from_environment = os.environ.get("BERTH_STATE_ROOT")
+    if not state_root and from_environment and not os.path.isabs(from_environment):
+        raise _bad(f"BERTH_STATE_ROOT is {from_environment!r}, not an absolute path", "Write the whole path, from /.")
+    if state_root and state_root.startswith("~"):
+        raise _bad(f"--state-root is {state_root!r}, and only a shell knows what ~ means", "Write it without quotes.")
+    chosen = state_root or from_environment or settings.state_root or default_state_root()
     return msgspec.structs.replace(settings, state_root=os.path.abspath(chosen))
 
 
@@ -132,9 +138,7 @@ def _read(path: str) -> dict[str, object]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _bad(f"the settings file {path!r} is not TOML: {error}", "Repair that line.") from error
     except msgspec.ValidationError as error:
-        raise _bad(
-            f"the settings file {path!r}: {error}{_nearest(str(error))}", "See docs/manual/settings.md."
-        ) from error
+        raise _bad(f"the settings file {path!r}: {error}{_nearest(str(error))}", f"The keys are {_KNOWN}.") from error
     return document
 
 

@@ -174,7 +174,7 @@ def test_refusal_names_the_holders(space, children) -> None:
     held, code, message = printed.splitlines()
     assert held == f"{tuple(pids)} ({exclusive.pid},)"
     assert code == "cores-claimed 4"
-    assert message.startswith("CPUs 0-1 cannot be claimed: CPU 0 by ")
+    assert message.startswith("CPUs 0-1 cannot be claimed: CPUs 0 by ")
     assert all(f"pid {pid} (" in message for pid in [*pids, exclusive.pid])
     assert "python" in message
 

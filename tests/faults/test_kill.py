@@ -27,7 +27,7 @@ sleep {mark}
 
 
 def test_killed_at_a_few_random_moments(tmp_path, sandbox_options):
-    kill_at_random_moments(tmp_path, sandbox_options, rounds=24, longest_s=0.30)
+    kill_at_random_moments(tmp_path, sandbox_options, rounds=16, longest_s=0.30)
 
 
 @pytest.mark.faults
@@ -41,7 +41,7 @@ def test_berth_and_keeper_killed_together_at_100_random_moments(tmp_path, sandbo
 
 
 def test_berth_and_keeper_killed_together(tmp_path, sandbox_options):
-    kill_at_random_moments(tmp_path, sandbox_options, rounds=8, longest_s=0.30, keeper_too=True)
+    kill_at_random_moments(tmp_path, sandbox_options, rounds=6, longest_s=0.30, keeper_too=True)
 
 
 @pytest.fixture

@@ -59,7 +59,10 @@ def try_claim(cpus: CpuSet, *, shared: bool = False) -> Claim | CpuSet:
 
 def refusal(taken: CpuSet, wanted: str) -> ForbiddenError:
     """Return the error that says which CPUs are held, and by whom, where `wanted` was asked for."""
-    held = "; ".join(f"CPU {cpu} by {_describe(holders(cpu))}" for cpu in taken)
+    by_holders: dict[tuple[int, ...], list[int]] = {}
+    for cpu in taken:
+        by_holders.setdefault(holders(cpu), []).append(cpu)
+    held = "; ".join(f"CPUs {CpuSet.of(cpus)} by {_describe(pids)}" for pids, cpus in by_holders.items())
     return ForbiddenError(
         "cores-claimed",
         f"{wanted} cannot be claimed: {held}",

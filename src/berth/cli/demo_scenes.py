@@ -82,6 +82,8 @@ def play(stage: Stage) -> list[str]:
     host = _run(stage, "on the host", "--cores", "1")
     sandbox = _run(stage, "in a sandbox", "--cores", "1", "--sandbox")
     failures = []
+    if "error" in (host or {}):
+        return ["without a free core there is nothing to show; try again when one is free"]
     if host is None or host["exit"]["code"] != 0:
         failures.append("the run on the host failed")
     elif sandbox is not None and sandbox["exit"]["code"] != 0:
@@ -117,7 +119,7 @@ def _run(stage: Stage, where: str, *options: str) -> dict[str, dict[str, object]
         _tell(ended.stderr.rstrip())
     if "error" in answer:
         _tell(f"  {where}: {answer['error']['message']}\n  {answer['error']['fix']}")
-        return None if "--sandbox" in options else {"exit": {"code": None}}
+        return None if "--sandbox" in options else answer
     record: dict[str, dict[str, object]] = answer
     _tell(f"  {where}: CPUs {record['cores_seen']}, {record['duration_seconds']:.2f} s, exit {record['exit']['code']}")
     return record

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from berth import __version__
+from berth.cli.completion import directories
 
 if TYPE_CHECKING:
     from berth.doctor.abilities import Ability
@@ -37,7 +38,9 @@ _FIXED_SPACE: Final = "\N{NO-BREAK SPACE}"
     epilog=_EPILOG,
     short_help="Say what works on this host, what does not, and what mends it.",
 )
-@click.option("--fs", "directory", metavar="DIR", help="Only try whether work-state can lie in DIR.")
+@click.option(
+    "--fs", "directory", metavar="DIR", shell_complete=directories, help="Only try whether work-state can lie in DIR."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 def command(*, directory: str | None, as_json: bool) -> int:
     """Try what berth can use on this host, and say what works, what does not, and what mends it.

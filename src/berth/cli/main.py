@@ -68,6 +68,9 @@ def main(arguments: list[str] | None = None) -> int:
         result = cli.main(args=words, prog_name="berth", standalone_mode=False)
         sys.stdout.flush()
         code = result if isinstance(result, int) else 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        _say(error.format_message())
+        code = 2
     except click.ClickException as error:
         code = _report(words, BerthError("bad-usage", error.format_message(), _usage_hint(error)), 2)
     except (click.Abort, KeyboardInterrupt):
@@ -78,7 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         code = RUN_FAILED if words[:1] == ["run"] else 1
     except OSError as error:
-        code = _report(words, BerthError("system-call", str(error), "The reason is the kernel's own."), 1)
+        code = _report(words, BerthError("system-call", _told(error), "The reason is the kernel's own."), 1)
     except Exception as error:  # noqa: BLE001 - the one place: a bug becomes a report, never a traceback
         code = _report(words, _unexpected(error), 1)
     _drop_unwritable_output()
@@ -96,11 +99,17 @@ def _report(words: list[str], error: BerthError, code: int) -> int:
     if _asks_for_json(words):
         import json
 
-        with contextlib.suppress(OSError):
+        try:
             print(json.dumps({"error": error.as_dict(code)}), flush=True)
-    else:
-        _say(f"berth: {error.message}" + (f"\n{error.fix}" if error.fix else ""))
+            return code
+        except OSError:
+            _drop_unwritable_output()
+    _say(f"berth: {error.message}" + (f"\n{error.fix}" if error.fix else ""))
     return code
+
+
+def _told(error: OSError) -> str:
+    return str(error) if error.filename else f"standard output, or another open file: {error.strerror}"
 
 
 def _asks_for_json(words: list[str]) -> bool:

@@ -7,7 +7,8 @@ import sys
 
 import click
 
-from berth.errors import MalformedError
+from berth.cli.completion import directories, files
+from berth.errors import RUN_TIMED_OUT, MalformedError
 
 _EPILOG = """\b
 Examples:
@@ -32,12 +33,19 @@ Records: <state root>/records/, one JSON file per run.
 @click.option("--sandbox", is_flag=True, help="Run in a fresh sandbox, with the workspace as /workspace.")
 @click.option("--cores", type=int, metavar="N", help="Claim N whole cores, on one NUMA node where they fit.")
 @click.option("--cpus", metavar="LIST", help="Claim exactly these CPUs, such as 0-3,8.")
-@click.option("--share-cores", is_flag=True, help="Claim them together with others who share; never with an owner.")
-@click.option("--workspace", metavar="DIR", help="Directory the command works in.  [default: this directory]")
-@click.option("--state-root", metavar="DIR", help="Directory of records and work-state.")
+@click.option(
+    "--share-cores", is_flag=True, help="Claim them together with others who share, never with one who does not."
+)
+@click.option(
+    "--workspace",
+    metavar="DIR",
+    shell_complete=directories,
+    help="Directory the command works in.  [default: this directory]",
+)
+@click.option("--state-root", metavar="DIR", shell_complete=directories, help="Directory of records and work-state.")
 @click.option("--timeout", type=float, metavar="SECONDS", help="End the command after this time (exit status 124).")
 @click.option("--json", "as_json", is_flag=True, help="Print the record on stdout; COMMAND's output goes to stderr.")
-@click.argument("command", nargs=-1, metavar="-- COMMAND...", type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, metavar="-- COMMAND...", type=click.UNPROCESSED, shell_complete=files)
 def command(
     *,
     sandbox: bool,
@@ -88,6 +96,8 @@ def command(
         run = start(request, root, sandbox_user=sandbox_account(settings) if sandbox else None)
         with SignalInbox() as inbox:
             finished = run.wait(inbox)
+    if finished.exit_code == RUN_TIMED_OUT and timeout is not None and not as_json:
+        _note(f"the time limit of {timeout:g} s ended the command")
     ended = finished.record["processes_ended"]
     if isinstance(ended, int) and ended:
         _note(f"{_processes(ended)} outlived the command and had to be ended")

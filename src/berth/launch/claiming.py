@@ -35,7 +35,7 @@ def _claim_exactly(cpus: CpuSet, *, shared: bool) -> Claim:
     deadline = time.monotonic() + _SETTLE_S
     while isinstance(claimed := try_claim(cpus, shared=shared), CpuSet):
         if time.monotonic() > deadline:
-            raise refusal(claimed, f"CPUs {cpus}")
+            raise refusal(claimed, f"--cpus {cpus}: all or some of them")
         time.sleep(_POLL_S)
     return claimed
 
@@ -53,7 +53,7 @@ def _claim_some(count: int, allowed: CpuSet, *, shared: bool) -> Claim:
             busy |= claimed
         elif time.monotonic() > deadline:
             usable = CpuSet.of(cpu for core in usable_cores(topology, allowed) for cpu in core)
-            raise refusal(busy, f"{count} free core{'s' if count > 1 else ''} among CPUs {usable}")
+            raise refusal(busy, f"--cores {count}: too few cores of CPUs {usable} are free, and the others")
         else:
             busy = CpuSet()
             time.sleep(_POLL_S)

@@ -29,8 +29,9 @@ _READY_TIMEOUT_S: Final = 30.0
 class NotStartedError(FailedError):
     """The command could not be executed; `exit_code` is what a POSIX shell would answer."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__("command-not-started", message, "Check its name, its permissions and the PATH it runs with.")
+    def __init__(self, message: str, exit_code: int, fix: str = "") -> None:
+        fix = fix or "Check its name, its permissions and the PATH it runs with."
+        super().__init__("command-not-started", message, fix)
         self.exit_code = exit_code
 
 
@@ -157,7 +158,8 @@ class Placement:
         self._check_mask(sandbox.mask())
         program = self.request.command[0]
         if not sandbox.finds(program):
-            raise NotStartedError(f"{program!r} was not found in the sandbox", RUN_NOT_FOUND)
+            fix = _hint(program, errno.ENOENT) or "Inside there are the system's programs and /workspace, nothing else."
+            raise NotStartedError(f"{program!r} was not found in the sandbox", RUN_NOT_FOUND, fix)
 
     def _check_mask(self, listed: str) -> None:
         """Compare the claim with the mask that the kernel shows: it cuts a mask to the cpuset without a word."""
@@ -191,4 +193,16 @@ class Placement:
             )
         missing = code in (errno.ENOENT, errno.ENOTDIR)
         program = "bwrap" if self.sandbox else self.request.command[0]
-        return NotStartedError(f"{program!r}: {why}", RUN_NOT_FOUND if missing else RUN_NOT_EXECUTABLE)
+        exit_code = RUN_NOT_FOUND if missing else RUN_NOT_EXECUTABLE
+        return NotStartedError(f"{program!r}: {why}", exit_code, _hint(program, code))
+
+
+def _hint(program: str, code: int) -> str:
+    """Return what to do about the commonest mistakes behind an error of execve(2), or nothing."""
+    if code == errno.ENOEXEC:
+        return "A script needs a first line that names its interpreter, such as #!/bin/sh."
+    if code == errno.ENOENT and " " in program:
+        return f"It is taken as one word. For a line of shell, write: sh -c {program!r}"
+    if code == errno.ENOENT and "/" in program and os.path.exists(program):
+        return "If the file is there, the interpreter that its first line names is not."
+    return ""

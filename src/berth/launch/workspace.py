@@ -19,7 +19,20 @@ from berth.errors import MalformedError
 #: The system that every other command relies on: no workspace is one of these, holds one, or lies in one.
 _SYSTEM: Final = ("/bin", "/boot", "/dev", "/etc", "/lib", "/proc", "/sbin", "/sys", "/usr", "/var/spool")
 #: Directories of many: no workspace is one of these or holds one, but it may lie in one.
-_SHARED: Final = ("/", "/home", "/opt", "/root", "/run", "/srv", "/var", "/var/lib")
+_SHARED: Final = (
+    "/",
+    "/home",
+    "/media",
+    "/mnt",
+    "/opt",
+    "/root",
+    "/run",
+    "/srv",
+    "/tmp",
+    "/var",
+    "/var/lib",
+    "/var/tmp",
+)
 _REACH_TIMEOUT_S: Final = 10.0
 _STEP: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -154,6 +167,8 @@ def _refuse_unsafe(path: str, fd: int, own: Sequence[str]) -> None:
     homes = [home for home in (os.environ.get("HOME", ""), _home_of(os.getuid()), _home_of(owner)) if home]
     programs = [os.path.realpath(sys.prefix), os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
     outer = [*_SYSTEM, *own]
+    if path in map(os.path.abspath, homes):
+        raise _unsafe(path, "it is a home directory")
     for protected in [*_SHARED, *outer, *map(os.path.abspath, homes), *programs]:
         if path == protected or _inside(protected, path):
             what = "berth's own program" if protected in programs else protected

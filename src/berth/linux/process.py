@@ -124,6 +124,9 @@ def command_line(pid: int) -> str:
             words = file.read(4096).decode("utf-8", "backslashreplace").split("\0")
     except OSError:
         return "?"
+    if len(words) > 2 and os.path.basename(words[0]).startswith("python") and not words[1].startswith("-"):
+        del words[0]  # the interpreter of a script says nothing
+    words[0] = os.path.basename(words[0])
     text = "".join(c if c.isprintable() else "?" for c in " ".join(word for word in words if word))
     return (text[:77] + "...") if len(text) > 80 else (text or "?")
 
@@ -184,15 +187,12 @@ def marked(run: str, *, not_before_ticks: int) -> list[ProcessStat]:
     wanted = f"{RUN_MARK}={run}".encode("ascii")
     found = []
     for pid in all_pids():
-        if pid == os.getpid():
+        stat = read_stat(pid)
+        if stat is None or not stat.alive or stat.start_ticks < not_before_ticks or pid == os.getpid():
             continue
-        try:
-            carries = wanted in _environment(pid).split(b"\0")
-        except OSError:
-            continue
-        stat = read_stat(pid) if carries else None
-        if stat is not None and stat.alive and stat.start_ticks >= not_before_ticks:
-            found.append(stat)
+        with contextlib.suppress(OSError):
+            if wanted in _environment(pid).split(b"\0"):
+                found.append(stat)
     return found
 
 
@@ -211,7 +211,7 @@ def _environment(pid: int) -> bytes:
             return b""
         threads = os.listdir(f"/proc/{pid}/task") if stat.state in _DEAD_STATES else [str(pid)]
         for thread in threads:
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
                 with open(f"/proc/{pid}/task/{thread}/environ", "rb") as file:
                     found = file.read()
                 if found:
