@@ -210,12 +210,17 @@ def _environment(pid: int) -> bytes:
         if stat is None or not stat.alive:
             return b""
         threads = os.listdir(f"/proc/{pid}/task") if stat.state in _DEAD_STATES else [str(pid)]
+        readable = False
         for thread in threads:
+            # The first thread, once it has ended, refuses or has none; another thread still shows it.
             with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
                 with open(f"/proc/{pid}/task/{thread}/environ", "rb") as file:
                     found = file.read()
+                readable = True
                 if found:
                     return found
+        if not readable:
+            return b""
         if not _has_environment(pid) or time.monotonic() >= deadline:
             return b""
         time.sleep(_POLL_S / 10)
