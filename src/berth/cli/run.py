@@ -14,7 +14,7 @@ _EPILOG = """\b
 Examples:
   berth run --cores 2 -- ./train.sh
   berth run --cpus 4-7 --timeout 3600 -- python3 train.py
-  berth run --sandbox --workspace ~/work/case1 -- sh -c 'make && ./check'
+  berth run --sandbox --workspace ~/case1 -- sh -c 'make && ./check'
   berth run --json -- true 2>/dev/null | jq .exit
 
 \b
