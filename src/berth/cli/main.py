@@ -52,7 +52,20 @@ class _Verbs(click.Group):
             formatter.write_dl([(name, help_line) for name, (_, help_line) in VERBS.items()])
 
 
-@click.group(cls=_Verbs, help=_HELP, context_settings={"help_option_names": ["-h", "--help"]})
+def _help_width() -> int:
+    """Return the width of help texts; click would import all of shutil, and the compressors with it, to find it."""
+    try:
+        columns = int(os.environ.get("COLUMNS") or os.get_terminal_size(1).columns)
+    except (OSError, ValueError):
+        columns = 80
+    return max(min(columns, 80) - 2, 50)
+
+
+@click.group(
+    cls=_Verbs,
+    help=_HELP,
+    context_settings={"help_option_names": ["-h", "--help"], "terminal_width": _help_width()},
+)
 @click.version_option(__version__, prog_name="berth")
 def cli() -> None:
     """All verbs hang here."""
