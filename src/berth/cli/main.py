@@ -79,8 +79,9 @@ def main(arguments: list[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     try:
         result = cli.main(args=words, prog_name="berth", standalone_mode=False)
-        sys.stdout.flush()
         code = result if isinstance(result, int) else 0
+        with contextlib.suppress(BrokenPipeError):  # nobody reads the rest; what was done still counts
+            sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         _say(error.format_message())
         code = 2

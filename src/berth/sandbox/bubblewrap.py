@@ -53,10 +53,22 @@ def find_bubblewrap() -> str:
 def _is_administrators(path: str) -> bool:
     """Say whether root alone can change the program: it, and the directory it stands in."""
     real = os.path.realpath(path)
+    administrators = {0, _unmapped_uid()}
     return all(
-        status.st_uid == 0 and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        status.st_uid in administrators and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         for status in (os.stat(real), os.stat(os.path.dirname(real)))
     )
+
+
+def _unmapped_uid() -> int:
+    """Return the uid that stands for the host's root where this user namespace has no number for it, else 0."""
+    try:
+        with open("/proc/self/uid_map", encoding="ascii") as table:
+            whole_host = table.read().split() == ["0", "0", "4294967295"]
+        with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
+            return 0 if whole_host else int(file.read())
+    except OSError:
+        return 0
 
 
 def system_layout() -> SystemLayout:
