@@ -180,10 +180,11 @@ def _open_missing_streams() -> None:
 
 
 def _drop_unwritable_output() -> None:
-    """Point standard output at /dev/null where its reader is gone, so that the interpreter has nothing to report."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)
-        os.close(null)
+    """Point standard streams that take no more at /dev/null, so that the interpreter has nothing to report at its end."""
+    for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+        try:
+            stream.flush()
+        except OSError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, number)
+            os.close(null)
