@@ -180,7 +180,7 @@ def _open_missing_streams() -> None:
 
 
 def _drop_unwritable_output() -> None:
-    """Point standard streams that take no more at /dev/null, so that the interpreter has nothing to report at its end."""
+    """Point standard streams that take no more at /dev/null: the interpreter then has nothing to report at its end."""
     for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
         try:
             stream.flush()
