@@ -24,6 +24,7 @@ from berth.sandbox.bubblewrap import User
 from berth.sandbox.instance import Sandbox, prepare
 
 _READY_TIMEOUT_S: Final = 30.0
+_LOOK_S: Final = 0.5
 
 
 class NotStartedError(FailedError):
@@ -173,7 +174,9 @@ class Placement:
 
     def _expect(self, kind: str) -> Event:
         assert self.keeper is not None
-        event = self.keeper.next_event(_READY_TIMEOUT_S)
+        deadline = time.monotonic() + _READY_TIMEOUT_S
+        while (event := self.keeper.next_event(_LOOK_S)) is None and time.monotonic() < deadline:
+            self.keeper.wake()  # the command's first deed may have been to stop it
         if event is not None and event.kind == kind:
             return event
         if event is not None and event.kind == "failed":

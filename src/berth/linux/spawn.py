@@ -139,6 +139,7 @@ class Keeper:
         if self._stuck:
             self.process.returncode = 0  # nobody will wait for it here
             return
+        self.wake()
         try:
             self.process.wait(_EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
