@@ -49,23 +49,25 @@ def command(*, directory: str | None, as_json: bool) -> int:
     up, names are renamed, cores are locked, ranks are run. Nothing is left behind, no NPU is opened.
     """
     from berth.doctor import checks
-    from berth.doctor.abilities import WORKS, document, summary
+    from berth.doctor.abilities import DOES_NOT, document, summary
+    from berth.settings import accepted, load_settings, sandbox_account
 
+    settings = load_settings()
     if directory is None:
-        from berth.settings import load_settings, sandbox_account
-
-        settings = load_settings()
         assert settings.state_root is not None
-        found = checks.look(state_root=settings.state_root, sandbox_user=sandbox_account(settings))
+        found = checks.look(
+            state_root=settings.state_root, accepted=accepted(settings), sandbox_user=sandbox_account(settings)
+        )
     else:
-        found = [checks.look_at_file_system(os.path.abspath(directory) if directory else "")]
+        path = os.path.abspath(directory) if directory else ""
+        found = [checks.look_at_file_system(path, accepted(settings))]
     kernel = os.uname().release
     if as_json:
         click.echo(json.dumps(document(found, berth=__version__, kernel=kernel), indent=2))
     else:
         _print(found)
         _echo(f"{summary(found)} (berth {__version__}, Linux {kernel}).")
-    return 5 if directory is not None and found[0].level != WORKS else 0
+    return 5 if directory is not None and found[0].level == DOES_NOT else 0
 
 
 def _print(found: "list[Ability]") -> None:

@@ -12,9 +12,11 @@ import contextlib
 import errno
 import os
 import secrets
+from collections.abc import Iterator
 
 from berth.errors import UncertainError
 from berth.linux import syscalls
+from berth.linux.mounts import Medium, medium_of, mount_of
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -52,17 +54,19 @@ def durable_rename_noreplace(
         ValueError: A path does not end in the name of an entry.
         FileExistsError: The destination exists; both sides are as they were, nothing was synced.
         OSError: The rename was refused; EOPNOTSUPP where the kernel has no such call.
-        UncertainError: The rename is visible and a directory could not be synced.
+        UncertainError: The rename is visible and a directory could not be synced, or, on a network or FUSE file system,
+            the request failed and may have been carried out.
     """
     _check_last_name(source, src_dir_fd)
     _check_last_name(destination, dst_dir_fd)
-    syscalls.renameat2(
-        source,
-        destination,
-        syscalls.RENAME_NOREPLACE,
-        src_dir_fd=syscalls.AT_FDCWD if src_dir_fd is None else src_dir_fd,
-        dst_dir_fd=syscalls.AT_FDCWD if dst_dir_fd is None else dst_dir_fd,
-    )
+    with _answer_counts(destination, dst_dir_fd):
+        syscalls.renameat2(
+            source,
+            destination,
+            syscalls.RENAME_NOREPLACE,
+            src_dir_fd=syscalls.AT_FDCWD if src_dir_fd is None else src_dir_fd,
+            dst_dir_fd=syscalls.AT_FDCWD if dst_dir_fd is None else dst_dir_fd,
+        )
     _sync_parents(source, destination, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
 
@@ -74,12 +78,50 @@ def durable_replace(
     Raises:
         ValueError: A path does not end in the name of an entry.
         OSError: The rename was refused; both sides are as they were.
-        UncertainError: The rename is visible and a directory could not be synced.
+        UncertainError: As `durable_rename_noreplace`.
     """
     _check_last_name(source, src_dir_fd)
     _check_last_name(destination, dst_dir_fd)
-    os.replace(source, destination, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+    with _answer_counts(destination, dst_dir_fd):
+        os.replace(source, destination, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
     _sync_parents(source, destination, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+
+
+def durable_link(
+    source: str, destination: str, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
+) -> None:
+    """Give the file `source` the second name `destination`, refusing an existing one, and make that durable.
+
+    The content is the caller's to sync before: a link makes a name durable, not what stands behind it.
+
+    Raises:
+        ValueError: A path does not end in the name of an entry.
+        FileExistsError: The destination exists; nothing was changed or synced. On a network file system this may also
+            be the answer to a repeated request whose first one made the link: compare the content.
+        OSError: The link was refused: EXDEV, EPERM or EOPNOTSUPP where there can be none.
+        UncertainError: The link is visible and its directory could not be synced, or, on a network or FUSE file system,
+            the request failed and may have been carried out.
+    """
+    _check_last_name(source, src_dir_fd)
+    _check_last_name(destination, dst_dir_fd)
+    with _answer_counts(destination, dst_dir_fd):
+        os.link(source, destination, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd, follow_symlinks=False)
+    _sync_parents(destination, destination, src_dir_fd=dst_dir_fd, dst_dir_fd=dst_dir_fd)
+
+
+def durable_unlink(path: str, *, dir_fd: int | None = None) -> None:
+    """Remove the name `path` of a file and make that durable.
+
+    Raises:
+        ValueError: `path` does not end in the name of an entry.
+        OSError: It was refused: ENOENT where there is no such name, EISDIR for a directory.
+        UncertainError: The name is gone and its directory could not be synced, or, on a network or FUSE file system,
+            the request failed and may have been carried out.
+    """
+    _check_last_name(path, dir_fd)
+    with _answer_counts(path, dir_fd):
+        os.unlink(path, dir_fd=dir_fd)
+    _sync_parents(path, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd, state="is gone")
 
 
 def durable_write(path: str, data: bytes, *, mode: int = 0o600, dir_fd: int | None = None) -> None:
@@ -112,7 +154,8 @@ def durable_write(path: str, data: bytes, *, mode: int = 0o600, dir_fd: int | No
             raise OSError(error.errno, os.strerror(error.errno or 0), path) from error
         finally:
             os.close(fd)
-        os.replace(temporary, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        with _answer_counts(path, dir_fd):
+            os.replace(temporary, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
         undo.pop_all()
     _sync_parents(path, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
@@ -171,7 +214,51 @@ def _write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def _sync_parents(source: str, destination: str, *, src_dir_fd: int | None, dst_dir_fd: int | None) -> None:
+@contextlib.contextmanager
+def _answer_counts(path: str, dir_fd: int | None) -> Iterator[None]:
+    """Turn an error of the change to `path` into an uncertain outcome where the answer says little.
+
+    Between a client and the server, or a FUSE daemon, the answer can be lost or belong to a repeated request, so only
+    "it exists already" is taken at its word there.
+    """
+    try:
+        yield
+    except FileExistsError:
+        raise
+    except OSError as error:
+        medium = _medium(path, dir_fd)
+        if medium not in (Medium.NETWORK, Medium.FUSE):
+            raise
+        raise UncertainError(
+            f"changing {path!r} failed ({os.strerror(error.errno or 0)}) on a {medium} file system, "
+            "where it may have been carried out all the same",
+            errno=error.errno or 0,
+            filename=str(error.filename),
+            filename2=error.filename2,
+        ) from error
+
+
+def _medium(path: str, dir_fd: int | None) -> Medium | None:
+    """Return what kind of file system the directory of `path` lies on; None where that cannot be found out."""
+    try:
+        fd = os.open(os.path.dirname(path) or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
+    except OSError:
+        return None
+    try:
+        mount = mount_of(fd)
+    finally:
+        os.close(fd)
+    return Medium.NETWORK if mount is None else medium_of(mount)  # not shown is not known to be local
+
+
+def _sync_parents(
+    source: str,
+    destination: str,
+    *,
+    src_dir_fd: int | None,
+    dst_dir_fd: int | None,
+    state: str = "is in place",
+) -> None:
     """Sync the directory of `destination`, then that of `source` unless it is the same directory."""
     parents = []
     try:
@@ -183,7 +270,7 @@ def _sync_parents(source: str, destination: str, *, src_dir_fd: int | None, dst_
     except OSError as error:
         before = "what it held before may be back" if source == destination else f"it may be back at {source!r}"
         raise UncertainError(
-            f"{destination!r} is in place, but its directory could not be synced ({os.strerror(error.errno or 0)}): "
+            f"{destination!r} {state}, but its directory could not be synced ({os.strerror(error.errno or 0)}): "
             f"after a power cut {before}",
             errno=error.errno or 0,
             filename=source,

@@ -35,6 +35,12 @@ CLONE_NEWUSER: Final = 0x1000_0000
 CLONE_NEWPID: Final = 0x2000_0000
 CLONE_NEWNET: Final = 0x4000_0000
 
+#: linux/openat2.h: cross no mount, bind mounts of the same file system included.
+RESOLVE_NO_XDEV: Final = 0x01
+#: linux/openat2.h: follow no symbolic link, not even on the way.
+RESOLVE_NO_SYMLINKS: Final = 0x04
+#: linux/openat2.h: stay below the directory descriptor.
+RESOLVE_BENEATH: Final = 0x08
 #: linux/openat2.h: treat the directory descriptor as the root, for `/`, `..` and absolute links.
 RESOLVE_IN_ROOT: Final = 0x10
 #: linux/memfd.h: the file may be executed, whatever the sysctl vm.memfd_noexec says (Linux 6.3).
