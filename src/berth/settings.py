@@ -24,7 +24,7 @@ from berth.errors import MalformedError
 
 #: Settings of the whole machine.
 SYSTEM_FILE: Final = "/etc/berth/config.toml"
-_KNOWN: Final = "state_root, trust_network, allow_volatile and reclaim_at_start in the table [epoch], and user in the table [sandbox]"
+_KNOWN: Final = "state_root; trust_network, allow_volatile and reclaim_at_start in the table [epoch]; user in [sandbox]"
 _YES: Final = ("1", "true", "yes", "on")
 _NO: Final = ("", "0", "false", "no", "off")
 _MAX_BYTES: Final = 1 << 20
