@@ -209,9 +209,21 @@ def _private_directory(root_fd: int, found: Capability) -> Iterator[int]:
     finally:
         if opened:
             try:
-                _try(found, "remove-and-sync", partial(durable_rmtree, name, dir_fd=root_fd, workers=1))
+                _try(found, "remove-and-sync", partial(_remove, root_fd, name))
             finally:
                 os.close(opened[0])
+
+
+def _remove(root_fd: int, name: str) -> None:
+    """Remove a probe's directory durably; what a failed trial left in it too."""
+    try:
+        os.rmdir(name, dir_fd=root_fd)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        durable_rmtree(name, dir_fd=root_fd, workers=1)
+    else:
+        os.fsync(root_fd)
 
 
 def _try(found: Capability, name: str, trial: Callable[[], object]) -> None:

@@ -1,8 +1,8 @@
 """What work-state relies on, each tried for real inside one private directory of the file system in question.
 
-Every trial ends by itself: it makes its own files in the directory, checks by content and by what readdir shows rather
-than by the answer of the call, and leaves the clean-up to whoever made the directory. A trial that fails says so with
-`TrialError`; any other OSError means that it could not be carried out.
+Every trial makes its own files in the directory, checks by content and by what readdir shows rather than by the answer
+of the call, and removes them when all is well. A trial that fails says so with `TrialError`, and leaves the clean-up
+to whoever made the directory; any other OSError means that it could not be carried out.
 """
 
 import errno
@@ -57,6 +57,7 @@ def rename_file(fd: int) -> None:
     _must_refuse(fd, "a", "b")
     if (_read(fd, "a"), _read(fd, "b")) != (_SECOND, _FIRST):
         raise TrialError("a refused rename of a file changed it all the same")
+    _remove(fd, "a", "b")
 
 
 def rename_directory(fd: int) -> None:
@@ -70,6 +71,8 @@ def rename_directory(fd: int) -> None:
     seen = [os.stat(name, dir_fd=fd, follow_symlinks=False).st_ino for name in ("c", "d")]
     if seen != [second, first]:
         raise TrialError("a refused rename of a directory changed it all the same")
+    os.rmdir("c", dir_fd=fd)
+    os.rmdir("d", dir_fd=fd)
 
 
 def examine_flags(fd: int) -> None:
@@ -90,6 +93,7 @@ def examine_flags(fd: int) -> None:
     found = [_read(fd, name) for name in present]
     if (present, found) != (["e", "f"], [_SECOND, _FIRST] if swapped else [_FIRST, _SECOND]):
         raise TrialError("the file system drops the flags of renameat2: a swap of two names was reported and not done")
+    _remove(fd, "e", "f")
 
 
 def replace(fd: int) -> None:
@@ -103,6 +107,8 @@ def replace(fd: int) -> None:
             os.replace("h", "i", src_dir_fd=source_fd, dst_dir_fd=fd)
             if _read(fd, "i") != _SECOND or "h" in list_names(source_fd):
                 raise TrialError("a rename over an existing file did not replace it")
+        _remove(fd, "i")
+        os.rmdir("g", dir_fd=fd)
     finally:
         os.close(below)
 
@@ -125,11 +131,13 @@ def link(fd: int) -> None:
         raise TrialError("a link replaced an existing name")
     if _read(fd, "k") != _FIRST or "j" in list_names(fd):
         raise TrialError("removing one of two names of a file did something else")
+    _remove(fd, "k", "l")
 
 
 def sync_file(fd: int) -> None:
     """A file can be synced."""
     _create(fd, "m", _FIRST, sync=True)
+    _remove(fd, "m")
 
 
 def sync_directory(fd: int) -> None:
@@ -145,6 +153,7 @@ def lock(fd: int) -> None:
             raise TrialError("a new file cannot be locked (flock)")
         if try_lock(other):
             raise TrialError("two open files hold the same exclusive lock (flock)")
+        _remove(fd, "n")
     finally:
         os.close(held)
         os.close(other)
@@ -162,6 +171,7 @@ def lock_between_processes(fd: int) -> None:
         os.close(held)
     if not _locks_in_child(fd, "o"):
         raise TrialError("a lock (flock) that was released cannot be had")
+    _remove(fd, "o")
 
 
 def publish(fd: int, publication_fd: int) -> None:
@@ -181,6 +191,8 @@ def publish(fd: int, publication_fd: int) -> None:
         raise TrialError("a rename onto an existing name of the publication root succeeded")
     if (_read(fd, "p"), _read(publication_fd, "q")) != (_SECOND, _FIRST):
         raise TrialError("a refused publication changed a file all the same")
+    _remove(fd, "p")
+    _remove(publication_fd, "q")
 
 
 def _locks_in_child(fd: int, name: str) -> bool:
@@ -241,6 +253,11 @@ def _create_or_empty(fd: int, name: str, data: bytes) -> None:
         os.write(file, data)
     finally:
         os.close(file)
+
+
+def _remove(fd: int, *files: str) -> None:
+    for name in files:
+        os.unlink(name, dir_fd=fd)
 
 
 def _read(fd: int, name: str) -> bytes:
