@@ -59,7 +59,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 def load_settings(
-    *, state_root: str | None = None, trust_network: bool = False, allow_volatile: bool = False
+    *,
+    state_root: str | None = None,
+    trust_network: bool = False,
+    allow_volatile: bool = False,
+    needs_root: bool = True,
 ) -> Settings:
     """Return the settings of this process.
 
@@ -67,6 +71,7 @@ def load_settings(
         state_root: Value of `--state-root`, or None.
         trust_network: Whether `--trust-network` was given.
         allow_volatile: Whether `--allow-volatile` was given.
+        needs_root: Whether the state root is wanted; it is None where nothing names one and it is not.
 
     Raises:
         MalformedError: A file is not TOML, holds an unknown key or a wrong value, or others could write it.
@@ -82,13 +87,13 @@ def load_settings(
         raise _bad(f"BERTH_STATE_ROOT is {from_environment!r}, not an absolute path", "Write the whole path, from /.")
     if state_root and state_root.startswith("~"):
         raise _bad(f"--state-root is {state_root!r}, and only a shell knows what ~ means", "Write it without quotes.")
-    chosen = state_root or from_environment or settings.state_root or default_state_root()
+    chosen = state_root or from_environment or settings.state_root or (default_state_root() if needs_root else None)
     epoch = msgspec.structs.replace(
         settings.epoch,
         trust_network=trust_network or _switch("BERTH_TRUST_NETWORK", settings.epoch.trust_network),
         allow_volatile=allow_volatile or _switch("BERTH_ALLOW_VOLATILE", settings.epoch.allow_volatile),
     )
-    return msgspec.structs.replace(settings, state_root=os.path.abspath(chosen), epoch=epoch)
+    return msgspec.structs.replace(settings, state_root=os.path.abspath(chosen) if chosen else None, epoch=epoch)
 
 
 def accepted(settings: Settings) -> Accepted:

@@ -11,6 +11,7 @@ import click
 
 from berth import __version__
 from berth.cli.completion import directories
+from berth.cli.options import accepting_options
 
 if TYPE_CHECKING:
     from berth.doctor.abilities import Ability
@@ -41,8 +42,9 @@ _FIXED_SPACE: Final = "\N{NO-BREAK SPACE}"
 @click.option(
     "--fs", "directory", metavar="DIR", shell_complete=directories, help="Only try whether work-state can lie in DIR."
 )
+@accepting_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
-def command(*, directory: str | None, as_json: bool) -> int:
+def command(*, directory: str | None, trust_network: bool, allow_volatile: bool, as_json: bool) -> int:
     """Try what berth can use on this host, and say what works, what does not, and what mends it.
 
     Everything is tried on the real object and nothing is derived from a version: namespaces are made, a sandbox is set
@@ -52,7 +54,7 @@ def command(*, directory: str | None, as_json: bool) -> int:
     from berth.doctor.abilities import DOES_NOT, document, summary
     from berth.settings import accepted, load_settings, sandbox_account
 
-    settings = load_settings()
+    settings = load_settings(trust_network=trust_network, allow_volatile=allow_volatile, needs_root=directory is None)
     if directory is None:
         assert settings.state_root is not None
         found = checks.look(

@@ -304,7 +304,7 @@ def _utc(milliseconds: int) -> str:
 def _accepted(trust_network: bool, allow_volatile: bool) -> "Accepted":
     from berth.settings import accepted, load_settings
 
-    return accepted(load_settings(trust_network=trust_network, allow_volatile=allow_volatile))
+    return accepted(load_settings(trust_network=trust_network, allow_volatile=allow_volatile, needs_root=False))
 
 
 @contextlib.contextmanager

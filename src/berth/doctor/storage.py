@@ -62,7 +62,7 @@ def _ability(name: str, found: Capability, why: str) -> Ability:
         return Ability(name=name, level=DOES_NOT, why=found.refusal.message, mend=found.refusal.fix)
     if not found.durable:
         kind = found.mount.file_system if found.mount else "unknown"
-        return Ability(name=name, level=LESS, why=f"{why}; accepted by your settings: {found.medium} ({kind})")
+        return Ability(name=name, level=LESS, why=f"{why}; you accepted that it is {found.medium} ({kind})")
     return Ability(name=name, level=WORKS, why=why)
 
 

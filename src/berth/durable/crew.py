@@ -10,7 +10,8 @@ import threading
 from collections import deque
 from typing import Final
 
-from berth.durable.walk import Limits, Offer, Walk
+from berth.durable.removal import Limits, Offer
+from berth.durable.walk import Walk
 
 #: Offers taken over while waiting for another one, at most: each holds a descriptor.
 _MOST_NESTED: Final = 8

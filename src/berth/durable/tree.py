@@ -15,9 +15,11 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from berth.durable.crew import remove_together
-from berth.durable.walk import Limits, PassedBy, Walk, open_below
+from berth.durable.removal import Limits, PassedBy
+from berth.durable.walk import Walk
 from berth.errors import ForbiddenError
 from berth.linux import syscalls
+from berth.linux.below import open_below
 from berth.linux.mounts import mounts_within, path_of, read_mounts
 
 #: Why a step ended (the words of the epoch design's reclaim step).

@@ -9,14 +9,12 @@ removed is passed by and told about; what stays because of it is synced.
 import errno
 import itertools
 import os
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from berth.durable.removal import Level, Limits, Offer, PassedBy
 from berth.errors import ForbiddenError, UncertainError
-from berth.linux import syscalls
-from berth.linux.mounts import mount_id_of
+from berth.linux.below import open_below
 
 #: Names of one directory read, sorted and held at a time; 100,000 as in GNU fts, about 20 MB.
 CHUNK: Final = 100_000
@@ -29,60 +27,6 @@ _PASSES: Final = 3
 #: How many removals are told about at a time.
 _TELL_EVERY: Final = 1024
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_STAY_BELOW: Final = syscalls.RESOLVE_NO_XDEV | syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_BENEATH
-
-
-@dataclass(frozen=True, slots=True)
-class PassedBy:
-    """An entry that could not be removed.
-
-    Attributes:
-        path: Its path, relative to the directory that holds the tree.
-        errno: Why: EACCES, EPERM (immutable), EBUSY, EXDEV (another file system), ENOTEMPTY (a late writer), EIO.
-    """
-
-    path: str
-    errno: int
-
-
-@dataclass(slots=True)
-class Limits:
-    """When to stop. Walkers of one tree share it.
-
-    Attributes:
-        entries: Most entries to remove, or None.
-        deadline_s: Monotonic time to stop at once something was removed, or None.
-        cancelled: Set to stop every walker before its next removal.
-        on_passed: Told about every entry that is passed by, from any walker's thread.
-        on_removed: Told how many entries were removed since the last time, from any walker's thread.
-    """
-
-    entries: int | None = None
-    deadline_s: float | None = None
-    cancelled: bool = False
-    on_passed: Callable[[PassedBy], None] = lambda _passed: None
-    on_removed: Callable[[int], None] = lambda _count: None
-
-
-@dataclass(slots=True, eq=False)
-class Offer:
-    """Sub-directories of one directory that its walker and another one take from the same list.
-
-    Attributes:
-        fd: The directory, for whoever takes the offer.
-        pending: Names in it; both pop from this one list.
-        prefix: Its path, for what is told about.
-        nested: How many walkers wait, directly or not, for the one that takes it.
-        kept: Names that the other one could not remove.
-        done: Whether the other one is through with its last directory.
-    """
-
-    fd: int
-    pending: list[str]
-    prefix: str
-    nested: int
-    kept: set[str] = field(default_factory=set)
-    done: bool = False
 
 
 class Crew(Protocol):
@@ -96,31 +40,6 @@ class Crew(Protocol):
 
     def settle(self, offer: Offer) -> None:
         """Wait until whoever took part of `offer` is done with its last directory."""
-
-
-@dataclass(slots=True)
-class _Level:
-    """One directory on the way from the base to where the walker is.
-
-    Attributes:
-        name: Its name in the directory above.
-        identity: (st_dev, st_ino).
-        pending: Sub-directories seen and not yet entered.
-        scanned: Whether the last scan reached the end.
-        dirty: Whether something was removed that was not synced.
-        kept: Names that were passed by.
-        passes: How often a sub-directory was found not empty after it had been emptied.
-        offer: What is shared with another walker.
-    """
-
-    name: str
-    identity: tuple[int, int]
-    pending: list[str] = field(default_factory=list)
-    scanned: bool = False
-    dirty: bool = False
-    kept: set[str] = field(default_factory=set)
-    passes: dict[str, int] = field(default_factory=dict)
-    offer: Offer | None = None
 
 
 class Walk:
@@ -165,7 +84,7 @@ class Walk:
         self.nested = nested
         self._told = 0
         self._waiting = len(pending)
-        self._levels = [_Level("", (status.st_dev, status.st_ino), pending, scanned=True)]
+        self._levels = [Level("", (status.st_dev, status.st_ino), pending, scanned=True)]
 
     def __enter__(self) -> "Walk":
         return self
@@ -209,14 +128,9 @@ class Walk:
 
     def over(self) -> bool:
         """Say whether a limit is reached."""
-        limits = self.limits
-        if limits.cancelled:
-            return True
-        if limits.entries is not None and self.removed >= limits.entries:
-            return True
-        return limits.deadline_s is not None and self.removed > 0 and time.monotonic() >= limits.deadline_s
+        return self.limits.are_reached(self.removed)
 
-    def _finish_level(self, level: _Level) -> bool:
+    def _finish_level(self, level: Level) -> bool:
         """Go on in a directory without pending sub-directories; say whether there is anything left to do."""
         if level.offer is not None:
             self._settle(level)
@@ -228,12 +142,12 @@ class Walk:
             self._leave()
         return True
 
-    def _share(self, crew: Crew, level: _Level) -> None:
+    def _share(self, crew: Crew, level: Level) -> None:
         if crew.has_idle(self.nested):
             self._waiting -= len(level.pending)
             level.offer = crew.offer(self, level.pending)
 
-    def _settle(self, level: _Level) -> None:
+    def _settle(self, level: Level) -> None:
         if level.offer is not None:
             assert self._crew is not None
             self._crew.settle(level.offer)
@@ -243,7 +157,7 @@ class Walk:
 
     # --- one directory ----------------------------------------------------------------------------------------------
 
-    def _scan(self, level: _Level) -> None:
+    def _scan(self, level: Level) -> None:
         """Remove what is no directory, a chunk of names at a time, and note what is one."""
         fresh = os.open(".", _DIRECTORY, dir_fd=self.fd)  # a descriptor read before may hide newer names (btrfs)
         try:
@@ -268,7 +182,7 @@ class Walk:
         size = CHUNK if limits.deadline_s is None else _TIMED_CHUNK
         return size if limits.entries is None else max(1, min(size, limits.entries - self.removed))
 
-    def _remove_chunk(self, level: _Level, chunk: "list[os.DirEntry[str]]") -> None:
+    def _remove_chunk(self, level: Level, chunk: "list[os.DirEntry[str]]") -> None:
         # Inodes lie in the order of their numbers, names in that of their hashes.
         chunk.sort(key=os.DirEntry.inode)
         directories = []
@@ -294,7 +208,7 @@ class Walk:
         directories.reverse()
         self._hold(level, directories)
 
-    def _hold(self, level: _Level, directories: list[str]) -> None:
+    def _hold(self, level: Level, directories: list[str]) -> None:
         """Note sub-directories; where that is too many names, forget those of levels further up until later."""
         level.pending.extend(directories)
         self._waiting += len(directories)
@@ -303,20 +217,20 @@ class Walk:
                 self._waiting -= len(above.pending)
                 above.pending, above.scanned = [], False
 
-    def _not_unlinked(self, level: _Level, name: str, error: OSError) -> None:
+    def _not_unlinked(self, level: Level, name: str, error: OSError) -> None:
         if error.errno == errno.EISDIR:
             level.pending.append(name)
             self._waiting += 1
         elif error.errno != errno.ENOENT:
             self._pass_by(level, name, error)
 
-    def _pass_by(self, level: _Level, name: str, error: OSError) -> None:
+    def _pass_by(self, level: Level, name: str, error: OSError) -> None:
         level.kept.add(name)
         self.limits.on_passed(PassedBy(os.path.normpath(os.path.join(self.path, name)), error.errno or 0))
 
     # --- down and up ------------------------------------------------------------------------------------------------
 
-    def _enter(self, level: _Level, name: str) -> None:
+    def _enter(self, level: Level, name: str) -> None:
         try:
             fd = open_below(name, dir_fd=self.fd)
         except OSError as error:
@@ -329,9 +243,9 @@ class Walk:
             return
         os.close(self.fd)
         self.fd = fd
-        self._levels.append(_Level(name, (status.st_dev, status.st_ino)))
+        self._levels.append(Level(name, (status.st_dev, status.st_ino)))
 
-    def _not_entered(self, level: _Level, name: str, error: OSError) -> None:
+    def _not_entered(self, level: Level, name: str, error: OSError) -> None:
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             raise error
         if error.errno == errno.ENOENT:
@@ -386,7 +300,7 @@ class Walk:
         self.fd = above
         self._levels.pop()
 
-    def _count(self, level: _Level) -> None:
+    def _count(self, level: Level) -> None:
         self.removed += 1
         level.dirty = True
         if self.removed - self._told >= _TELL_EVERY:
@@ -408,7 +322,7 @@ class Walk:
         for level in self._dirty_upwards():
             self._sync(level)
 
-    def _dirty_upwards(self) -> Iterator[_Level]:
+    def _dirty_upwards(self) -> Iterator[Level]:
         highest = next((index for index, level in enumerate(self._levels) if level.dirty), None)
         while highest is not None:
             if self._levels[-1].dirty:
@@ -417,7 +331,7 @@ class Walk:
                 return
             self._go_up()
 
-    def _sync(self, level: _Level) -> None:
+    def _sync(self, level: Level) -> None:
         try:
             os.fsync(self.fd)
         except OSError as error:
@@ -428,24 +342,3 @@ class Walk:
                 filename=self.path,
             ) from error
         level.dirty = False
-
-
-def open_below(name: str, *, dir_fd: int) -> int:
-    """Open the sub-directory `name` of `dir_fd`, which must be a directory on the same mount; return its descriptor.
-
-    Raises:
-        ValueError: `name` is not the name of an entry.
-        OSError: ENOTDIR or ELOOP where it is something else, EXDEV where something is mounted there.
-    """
-    syscalls.check_name(name)
-    try:
-        return syscalls.openat2(name, _DIRECTORY, _STAY_BELOW, dir_fd=dir_fd)
-    except OSError as error:
-        # Before Linux 5.6, or under a filter that does not know the call; EPERM is none of open's own answers here.
-        if error.errno not in (errno.ENOSYS, errno.EPERM):
-            raise
-    fd = os.open(name, _DIRECTORY, dir_fd=dir_fd)
-    if mount_id_of(fd) != mount_id_of(dir_fd):
-        os.close(fd)
-        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), name)
-    return fd

@@ -99,6 +99,16 @@ class Capability:
         """Whether what was synced is known to outlast a power cut, as far as this host's mount table says."""
         return self.medium is Medium.LOCAL
 
+    def brief(self) -> dict[str, object]:
+        """Return what the record of a run says about where its work-state lay."""
+        return {
+            "file_system": self.mount.file_system if self.mount else None,
+            "medium": self.medium.value,
+            "durable": self.durable,
+            "trust_network": self.accepted.network,
+            "allow_volatile": self.accepted.volatile,
+        }
+
     def document(self) -> dict[str, object]:
         """Return the versioned record."""
         mount = self.mount

@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from berth.durable.removal import PassedBy
 from berth.durable.tree import BLOCKED, COMPLETE, ENTRY_BUDGET, TIME_BUDGET, Step, durable_rmtree_step
-from berth.durable.walk import PassedBy, open_below
 from berth.epoch import names
 from berth.epoch.epoch import EpochRoot
 from berth.errors import FailedError, ForbiddenError, MalformedError
+from berth.linux.below import open_below
 from berth.linux.locks import open_lock_file, try_lock, wait_lock
 
 LOCK_NAME: Final = ".berth-reclaim.lock"
