@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from berth.epoch.names import is_probe
+from berth.epoch.epoch import EpochRoot
+from berth.epoch.names import is_probe, parse_active, parse_retired
 
 #: What lies below a directory: path relative to it → content, or None for a directory.
 Tree = Mapping[str, bytes | None]
@@ -74,6 +75,39 @@ def check_progress(tree: Tree, states: Sequence[Tree], acknowledged: int, *, bet
         ViolationError: It is neither the state after the acknowledged steps nor the state after one more.
     """
     check_tree(tree, [*states[acknowledged : acknowledged + 2], *between], temporaries=True)
+
+
+def check_next_start(root: Path) -> None:
+    """Open the state root, take over every epoch that is left and retire it; nothing that was there may get lost.
+
+    Raises:
+        ViolationError: Something is left over, or has changed.
+        OSError, BerthError: It did not work.
+    """
+    before = _contents(root)
+    with EpochRoot(str(root)) as opened:
+        for epoch in opened.active():
+            adopted = opened.adopt(epoch)
+            if adopted is None:
+                raise ViolationError(f"the epoch of a dead process cannot be taken over: {epoch}")
+            with adopted:
+                adopted.retire()
+        left = [name for name in os.listdir(root) if is_probe(name) or parse_active(name)]
+    if left:
+        raise ViolationError(f"the next start leaves {left}")
+    if _contents(root) != before:
+        raise ViolationError(f"the next start made {_contents(root)} of {before}")
+
+
+def _contents(root: Path) -> list[tuple[str, str, bytes | None]]:
+    """Return everything in the root, with the ids of the epochs in place of their names, active or retired."""
+    found = []
+    for path, data in read_tree(root).items():
+        top, _, rest = path.partition("/")
+        epoch = parse_active(top) or (parse_retired(top) or [top])[0]
+        if not is_probe(top):
+            found.append((epoch, rest, data))
+    return sorted(found, key=lambda item: item[:2])
 
 
 def _difference(seen: Tree, wanted: Tree) -> str:

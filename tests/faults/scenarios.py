@@ -4,7 +4,6 @@ Most are a sequence of acknowledged steps: `Steps` is their check. A new one tak
 the disk before and after each of its steps, and a recovery.
 """
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Final
 
 from berth.durable.files import durable_write
 from berth.epoch.epoch import EpochRoot
-from berth.epoch.names import active_name, is_probe, parse_retired, retired_name
-from faults.invariants import Tree, ViolationError, check_progress, check_tree, read_tree
+from berth.epoch.names import active_name, is_probe, retired_name
+from faults.invariants import Tree, ViolationError, check_next_start, check_progress, check_tree, read_tree
 from faults.sweep import Fault, Run, Scenario
 
 EPOCH: Final = "e" * 64
@@ -57,36 +56,6 @@ class Steps:
             check_tree(read_tree(root), self.states[shown : shown + 1])
 
 
-def retire_leftovers(root: Path) -> None:
-    """Do what the next start does: open the root, take over what is left and retire it; nothing of it may get lost."""
-    before = _contents(root)
-    with EpochRoot(str(root)) as opened:
-        for epoch in opened.active():
-            adopted = opened.adopt(epoch)
-            if adopted is None:
-                raise ViolationError(f"the epoch of a dead process cannot be taken over: {epoch}")
-            with adopted:
-                adopted.retire()
-        left = [name for name in os.listdir(root) if is_probe(name)]
-        if left or opened.active():
-            raise ViolationError(f"the next start leaves {left or opened.active()}")
-    if _contents(root) != before:
-        raise ViolationError(f"the next start changed what was there: {before} became {_contents(root)}")
-
-
-def _contents(root: Path) -> list[tuple[str, bytes | None]]:
-    """Return everything but the names of the epochs: inside them, and files beside them."""
-    found = []
-    for path, data in read_tree(root).items():
-        top, _, rest = path.partition("/")
-        if is_probe(top):
-            continue
-        kept = rest if top == ACTIVE or parse_retired(top) else path
-        if kept:
-            found.append((kept, data))
-    return sorted(found, key=lambda item: item[0])
-
-
 # --- an epoch is opened, filled and retired --------------------------------------------------------------------------
 
 RETIRE: Final = Scenario(
@@ -114,7 +83,7 @@ done("retired")
         ),
         composite=[0],
     ),
-    recover=retire_leftovers,
+    recover=check_next_start,
 )
 
 # --- a record leaves the epoch for a directory of records ------------------------------------------------------------
@@ -141,7 +110,7 @@ done("published")
         ),
         torn={1: {**_PUBLISHING, f"{ACTIVE}/record.json": NEW, "records/record": NEW}},
     ),
-    recover=retire_leftovers,
+    recover=check_next_start,
 )
 
 # --- a state root is made, probed and opened -------------------------------------------------------------------------

@@ -197,8 +197,8 @@ class Sweeper:
         self, scenario: Scenario, point: Point, fault: Fault, error: str, image: Image | None, tally: Tally
     ) -> None:
         root = self._fresh(image.root if image else self._directory, scenario)
-        if fault is Fault.CUT:
-            os.sync()
+        if image is not None:
+            image.sync()
         how = f"error={error}" if fault is Fault.ERROR else "signal=KILL"
         run, _ = self._trace(scenario, root, fault, f"{point.name}:{how}:when={point.nth}")
         reached = run.calls[: point.index + 1] if fault is Fault.ERROR else run.calls

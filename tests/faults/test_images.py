@@ -27,7 +27,7 @@ def test_cut_keeps_what_was_synced_and_nothing_else(tmp_path: Path, kind: Kind) 
         for name in ("synced", "unsynced"):
             (image.root / name).write_bytes(b"content")
             if name == "synced":
-                os.sync()
+                image.sync()
         image.cut()
         assert (image.root / "synced").read_bytes() == b"content"
         assert not (image.root / "unsynced").exists()

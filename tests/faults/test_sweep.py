@@ -6,7 +6,6 @@ BERTH_TEST_SEED to repeat a sample.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
