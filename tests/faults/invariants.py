@@ -157,10 +157,10 @@ class Call:
         return [os.path.join(directory, name) for directory, name in named]
 
 
-#: Calls that add or move a name, whose directories have to be synced.
-_NAMING: Final = frozenset(
-    {"rename", "renameat", "renameat2", "link", "linkat", "symlink", "symlinkat", "mkdir", "mkdirat", "openat"}
-)
+#: Calls that add, move or remove a name, whose directories have to be synced.
+_MOVING: Final = frozenset({"rename", "renameat", "renameat2"})
+_ADDING: Final = frozenset({"link", "linkat", "symlink", "symlinkat", "mkdir", "mkdirat", "openat"})
+_REMOVING: Final = frozenset({"unlink", "unlinkat", "rmdir"})
 _SYNCING: Final = frozenset({"fsync", "fdatasync"})
 _WRITING: Final = frozenset({"write", "pwrite64", "writev", "ftruncate"})
 
@@ -168,9 +168,9 @@ _WRITING: Final = frozenset({"write", "pwrite64", "writev", "ftruncate"})
 def check_synced(calls: Iterable[Call]) -> None:
     """Check that at each acknowledgement, a write to standard output, all that was written and named is synced.
 
-    Files count once something was written to them, directories once a name was added, moved or replaced in them. What
-    a probe does in its private directory is not meant to last. What failed to be synced once never counts as synced:
-    the kernel may have dropped it and answers the next fsync(2) with success.
+    Files count once something was written to them, directories once a name was added, moved or removed in them. What a
+    probe does in its private directory is not meant to last. What failed to be synced once never counts as synced: the
+    kernel may have dropped it and answers the next fsync(2) with success.
 
     Raises:
         ViolationError: Something was acknowledged before it was durable.
@@ -188,6 +188,8 @@ def check_synced(calls: Iterable[Call]) -> None:
         elif call.name in _SYNCING:
             lost[path] = call
         elif call.succeeded:
+            for gone in call.paths() if call.name in _REMOVING else []:
+                unsynced = {path: why for path, why in unsynced.items() if not f"{path}/".startswith(f"{gone}/")}
             unsynced.update((path, call) for path in _dirtied(call) if not any(map(is_probe, path.split("/"))))
 
 
@@ -195,6 +197,10 @@ def _dirtied(call: Call) -> list[str]:
     """Return the files and directories that are less durable after the call."""
     if call.name in _WRITING and call.descriptor is not None:
         return [call.descriptor[1]]
-    if call.name not in _NAMING or (call.name == "openat" and "O_EXCL" not in call.text):
-        return []
-    return [os.path.dirname(path) for path in call.paths() if not is_probe(os.path.basename(path))]
+    if call.name in _MOVING:
+        changed = call.paths()
+    elif call.name in _REMOVING or (call.name in _ADDING and (call.name != "openat" or "O_EXCL" in call.text)):
+        changed = call.paths()[-1:]
+    else:
+        changed = []
+    return [os.path.dirname(path) for path in changed if not is_probe(os.path.basename(path))]

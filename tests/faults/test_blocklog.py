@@ -73,9 +73,6 @@ def log_work(kind: Kind, store: Path, *, steps: int, careless: workload.Careless
     with (
         logged(store / "disk", store / "log", store / "served") as disk,
         attached(kind, disk, store / "root") as image,
-        workload.working(image.root / "work", careless=careless, pause_after=steps, log=store / "log") as child,
+        workload.working(image.root / "work", careless=careless, pause_after=steps, log=store / "log") as worker,
     ):
-        acknowledged = [int(child.stdout.readline()) for _ in range(steps)]
-        child.kill()
-        child.wait()
-    return acknowledged
+        return [int(line) for line in worker.await_steps(steps)]

@@ -2,8 +2,11 @@
 
 import os
 import subprocess
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -36,12 +39,16 @@ def test_cut_keeps_what_was_synced_and_nothing_else(tmp_path: Path, kind: Kind) 
 
 
 @pytest.mark.parametrize("kind", ["ext4", "tmpfs", "overlay"])
-def test_failure_inside_leaves_nothing_mounted(tmp_path: Path, kind: str) -> None:
+def test_failure_inside_leaves_nothing_mounted(tmp_path: Path, kind: Literal["ext4", "tmpfs", "overlay"]) -> None:
     skip_without(kind)
-    makers = {"tmpfs": mounted_tmpfs, "overlay": mounted_overlay}
+    makers: dict[str, Callable[[Path], AbstractContextManager[object]]] = {
+        "ext4": partial(mounted, "ext4"),
+        "tmpfs": mounted_tmpfs,
+        "overlay": mounted_overlay,
+    }
 
     def fail_inside() -> None:
-        with makers.get(kind, partial(mounted, kind))(tmp_path):
+        with makers[kind](tmp_path):
             assert len(mounts_below(tmp_path)) == 1
             raise KeyboardInterrupt
 

@@ -7,12 +7,13 @@ BERTH_TEST_SEED to repeat a series as far as the machine allows.
 """
 
 import random
-import subprocess
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from berth.errors import BerthError
 from faults import workload
 from faults.chance import seeded
 from faults.images import Image, Kind, mounted, mounted_tmpfs, skip_without
@@ -28,16 +29,18 @@ LATEST_S = 0.004
 def test_a_few_cuts(tmp_path: Path, kind: Kind) -> None:
     skip_without("tmpfs")
     with mounted_tmpfs(tmp_path, size="512m") as quick:
-        assert cut_at_random(kind, quick, cuts=12) == []
+        assert cut_at_random(kind, quick, cuts=12).violations == []
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs"])
 def test_200_cuts(tmp_path: Path, kind: Kind, capsys: pytest.CaptureFixture[str]) -> None:
-    violations = cut_at_random(kind, tmp_path, cuts=200)
+    found = cut_at_random(kind, tmp_path, cuts=200)
     with capsys.disabled():
-        print(f"\n{kind}: 200 power cuts, {len(violations)} violations")
-    assert violations == []
+        print(f"\n{kind}: 200 power cuts, {found.amid} of them seen to be amid a step, ", end="")
+        print(f"{len(found.violations)} violations")
+    assert found.violations == []
+    assert found.amid > 0
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs", pytest.param("btrfs", marks=pytest.mark.faults)])
@@ -53,11 +56,10 @@ def test_missing_sync_is_caught(tmp_path: Path, kind: Kind, careless: workload.C
     skip_without(kind)
     with mounted(kind, tmp_path) as image:
         root = prepared(image, 0)
-        with workload.working(root, careless=careless, pause_after=steps) as child:
-            acknowledged = [child.stdout.readline() for _ in range(steps)]
-            acknowledged += cut_power(image, child)
+        with workload.working(root, careless=careless, pause_after=steps) as worker:
+            worker.await_steps(steps)
+            assert cut_power(image, worker) == []
         image.restart()
-        assert len(acknowledged) == steps
         with pytest.raises(ViolationError, match="none of the"):
             check_tree(read_tree(root), workload.allowed(steps), temporaries=True)
 
@@ -67,56 +69,67 @@ def test_same_cut_of_complete_work_is_no_violation(tmp_path: Path) -> None:
     skip_without("xfs")
     with mounted("xfs", tmp_path) as image:
         root = prepared(image, 0)
-        with workload.working(root, pause_after=2) as child:
-            acknowledged = [child.stdout.readline() for _ in range(2)] + cut_power(image, child)
+        with workload.working(root, pause_after=2) as worker:
+            worker.await_steps(2)
+            assert cut_power(image, worker) == []
         image.restart()
-        check_tree(read_tree(root), workload.allowed(len(acknowledged))[:1])
+        check_tree(read_tree(root), workload.allowed(2)[:1])
 
 
-def cut_at_random(kind: Kind, directory: Path, *, cuts: int) -> list[str]:
-    """Cut the power so many times and return what did not hold."""
+@dataclass
+class Found:
+    """What a series of cuts has shown.
+
+    Attributes:
+        amid: How often the disk showed more than what was acknowledged: a temporary, or the next step.
+        violations: What did not hold.
+    """
+
+    amid: int = 0
+    violations: list[str] = field(default_factory=list)
+
+
+def cut_at_random(kind: Kind, directory: Path, *, cuts: int) -> Found:
+    """Cut the power so many times and return what that has shown."""
     skip_without(kind)
     chance = seeded()
-    violations = []
+    found = Found()
     with mounted(kind, directory) as image:
         for number in range(cuts):
             root = prepared(image, number)
             acknowledged = work_until_cut(image, root, chance)
+            tree, states = read_tree(root), workload.allowed(acknowledged)
+            found.amid += tree != states[0]
             try:
-                check_tree(read_tree(root), workload.allowed(acknowledged), temporaries=True)
+                check_tree(tree, states, temporaries=True)
                 check_next_start(root)
-            except ViolationError as violation:
-                violations.append(f"cut {number} after {acknowledged} steps: {violation}")
-    return violations
+            except (ViolationError, BerthError, OSError) as violation:
+                found.violations.append(f"cut {number} after {acknowledged} steps: {violation}")
+    return found
 
 
 def work_until_cut(image: Image, root: Path, chance: random.Random) -> int:
-    """Let the child work, cut the power at a random moment and switch it on again. Return how much was acknowledged."""
+    """Cut the power at a random moment of the work and switch it on again; return how many steps were acknowledged."""
     awaited = chance.randint(1, LATEST_STEP)
-    with workload.working(root) as child:
-        acknowledged = [child.stdout.readline() for _ in range(awaited)]
-        assert all(acknowledged), "the child did not work"
+    with workload.working(root) as worker:
+        acknowledged = worker.await_steps(awaited)
         time.sleep(chance.uniform(0, LATEST_S))  # the moment of the cut, not a wait for anything
-        acknowledged += cut_power(image, child)
+        acknowledged += cut_power(image, worker)
     image.restart()
     return len(acknowledged)
 
 
-def cut_power(image: Image, child: "subprocess.Popen[str]") -> list[str]:
-    """Cut the power under `child`, see it end, and return the lines that it had still written."""
+def cut_power(image: Image, worker: workload.Worker) -> list[str]:
+    """Cut the power under the worker, see it end, and return what it had acknowledged since it was asked last."""
     if image.kind == "btrfs":
-        child.kill()
-        child.wait()
-        image.stop()
-    else:
-        image.stop()
-        child.stdin.close()
-    return child.stdout.readlines()
+        worker.kill()
+    image.stop()
+    return worker.end()
 
 
 def prepared(image: Image, number: int) -> Path:
     """Return a fresh root on the image, which is durable already."""
-    root = image.root / f"round-{number}"
+    root: Path = image.root / f"round-{number}"
     workload.prepare(root)
     image.sync()
     return root

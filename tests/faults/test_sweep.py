@@ -4,14 +4,14 @@ The bounded form tries a random sample, the long one every point, also with the 
 BERTH_TEST_SEED to repeat a sample.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 
 from faults import scenarios
 from faults.chance import seeded
-from faults.images import Image, Kind, mounted, skip_without
+from faults.images import Image, Kind, mounted, mounted_tmpfs, skip_without
 from faults.sweep import Fault, Scenario, Sweeper, skip_without_strace
 
 #: Runs of each scenario in the bounded form.
@@ -27,10 +27,11 @@ def sweeper(tmp_path_factory: pytest.TempPathFactory) -> Sweeper:
 
 @pytest.fixture(scope="module")
 def image(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
-    """Return a mounted file system of the kind that is the parameter."""
+    """Return a mounted file system of the kind that is the parameter, in memory: a cut takes no time there."""
     kind: Kind = request.param
     skip_without(kind)
-    with mounted(kind, tmp_path_factory.mktemp(kind)) as image:
+    skip_without("tmpfs")
+    with mounted_tmpfs(tmp_path_factory.mktemp(kind), size="512m") as store, mounted(kind, store) as image:
         yield image
 
 
@@ -62,7 +63,14 @@ def test_every_point_with_power_cut(
     sweep_all(sweeper, scenario, [Fault.CUT], image, capsys)
 
 
-def sweep_all(sweeper, scenario, faults, image, capsys) -> None:
+def sweep_all(
+    sweeper: Sweeper,
+    scenario: Scenario,
+    faults: Sequence[Fault],
+    image: Image | None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Try everything, and say on the terminal how much that was."""
     tally = sweeper.sweep(scenario, faults, image=image)
     with capsys.disabled():
         where = f" on {image.kind}" if image else ""
@@ -99,7 +107,9 @@ def test_broken_program_is_caught(
 
 @pytest.mark.parametrize("scenario", [scenarios.RETIRE, scenarios.PUBLISH, scenarios.WRITE], ids=lambda one: one.name)
 @pytest.mark.parametrize("broken", [scenarios.without_directory_sync, scenarios.without_file_sync])
-def test_missing_sync_is_caught_without_any_fault(sweeper: Sweeper, scenario: Scenario, broken) -> None:
+def test_missing_sync_is_caught_without_any_fault(
+    sweeper: Sweeper, scenario: Scenario, broken: Callable[[Scenario], Scenario]
+) -> None:
     (violation,) = sweeper.sweep(broken(scenario), []).violations
     assert "without a fault" in violation
     assert "is not durable since" in violation

@@ -100,32 +100,65 @@ def prepare(root: Path) -> None:
     (root / _RECORDS).mkdir()
 
 
+@dataclass(frozen=True)
+class Worker:
+    """The child that works.
+
+    Attributes:
+        process: It, with pipes for input and output.
+    """
+
+    process: "subprocess.Popen[str]"
+
+    def await_steps(self, number: int) -> list[str]:
+        """Wait for so many acknowledgements and return their lines.
+
+        Raises:
+            AssertionError: It ended before.
+        """
+        assert self.process.stdout is not None
+        lines = [self.process.stdout.readline() for _ in range(number)]
+        assert all(lines), f"the work ended after {lines.index('')} of {number} steps"
+        return lines
+
+    def end(self) -> list[str]:
+        """See it end, because something failed, it was killed, or it waits; return what it had acknowledged since."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        return self.process.stdout.readlines()
+
+    def kill(self) -> None:
+        """Kill it and see it end."""
+        self.process.kill()
+        self.process.wait()
+
+
 @contextlib.contextmanager
-def working(
-    root: Path, *, careless: Careless = "", pause_after: int = -1, log: Path | None = None
-) -> Iterator["subprocess.Popen[str]"]:
-    """Start the child that works in `root` and prints a line for every step that is done.
+def working(root: Path, *, careless: Careless = "", pause_after: int = -1, log: Path | None = None) -> Iterator[Worker]:
+    """Start the child that works in `root` and acknowledges every step that is done.
 
     Args:
         root: Made by `prepare`.
         careless: What it leaves out.
-        pause_after: After so many steps it waits for its input to end.
-        log: A file whose size at the acknowledgement stands in the line.
+        pause_after: After so many steps it waits, and ends when `Worker.end` is called.
+        log: A file whose size after the step is its acknowledgement, instead of its number.
     """
     paths = [str(Path(berth.__file__).parents[1]), str(Path(__file__).parents[1])]
     code = f"import sys; sys.path[:0] = {paths!r}; from faults.workload import main; main(*sys.argv[1:])"
     words = [os.path.realpath(sys.executable), "-I", "-S", "-B", "-c", code]
-    arguments = [str(root), careless, str(pause_after), str(log or "")]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen([*words, *arguments], text=True, **pipes) as child:
+    words += [str(root), careless, str(pause_after), str(log or "")]
+    with subprocess.Popen(
+        words, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as child:
         try:
-            yield child
+            yield Worker(child)
         finally:
             child.kill()
 
 
 def main(path: str, careless: Careless, pause_after: str, log: str) -> None:
-    """Work until something fails. The arguments are those of `working`."""
+    """Work until something fails or it is time to pause. The arguments are those of `working`."""
     _leave_out(careless)
     records = os.open(os.path.join(path, _RECORDS), os.O_RDONLY | os.O_DIRECTORY)
     root = EpochRoot(path)
@@ -135,6 +168,7 @@ def main(path: str, careless: Careless, pause_after: str, log: str) -> None:
         os.write(1, b"%d\n" % (os.stat(log).st_size if log else number))
         if number == int(pause_after):
             sys.stdin.read()
+            return
 
 
 def _perform(step: Step, root: EpochRoot, held: Epoch | None, records: int) -> Epoch | None:
@@ -157,9 +191,14 @@ def _perform(step: Step, root: EpochRoot, held: Epoch | None, records: int) -> E
 
 def _leave_out(careless: Careless) -> None:
     """Make this process skip the fsync of one kind of file, as a broken berth would."""
+    skipped = {"directories": stat.S_IFDIR, "files": stat.S_IFREG, "": None}[careless]
     sync = os.fsync
-    skipped = {"directories": stat.S_ISDIR, "files": stat.S_ISREG, "": lambda mode: False}[careless]
-    os.fsync = lambda fd: None if skipped(os.fstat(fd).st_mode) else sync(fd)
+
+    def sync_or_not(fd: int) -> None:
+        if stat.S_IFMT(os.fstat(fd).st_mode) != skipped:
+            sync(fd)
+
+    os.fsync = sync_or_not  # type: ignore[assignment]
 
 
 def _retired(epoch: str) -> str:
