@@ -41,9 +41,9 @@ _OPTIONS: Final = {"ext4": ("loop",), "xfs": ("loop",), "btrfs": ("loop", "commi
 _RELEASE_S: Final = 30.0
 
 #: FS_IOC_SHUTDOWN (linux/fs.h; as XFS_IOC_GOINGDOWN and EXT4_IOC_SHUTDOWN in older headers): _IOR('X', 125, __u32).
-_SHUTDOWN: Final = 0x8004587D
-#: Stop at once and write nothing more, not even the log (FS_SHUTDOWN_FLAGS_NOLOGFLUSH).
-_SHUTDOWN_WITHOUT_LOG: Final = 2
+SHUTDOWN: Final = 0x8004587D
+#: Its argument: stop at once and write nothing more, not even the log (FS_SHUTDOWN_FLAGS_NOLOGFLUSH, which is 2).
+WITHOUT_LOG: Final = struct.pack("=I", 2)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Image:
             return
         fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            fcntl.ioctl(fd, _SHUTDOWN, struct.pack("=I", _SHUTDOWN_WITHOUT_LOG))
+            fcntl.ioctl(fd, SHUTDOWN, WITHOUT_LOG)
         finally:
             os.close(fd)
 
