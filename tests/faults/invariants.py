@@ -20,7 +20,7 @@ from berth.epoch.names import is_probe, parse_active, parse_retired
 Tree = Mapping[str, bytes | None]
 
 #: The lock file of a state root: it holds nothing and may come and go with a power cut.
-_LOCK: Final = ".berth.lock"
+_LOCKS: Final = (".berth.lock", ".berth-reclaim.lock")
 #: The name that `durable_write` gives its temporary for a file NAME: .NAME.<16 hex>.tmp
 _TEMPORARY: Final = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 _SHOWN_BYTES: Final = 24
@@ -35,7 +35,7 @@ def read_tree(directory: Path) -> dict[str, bytes | None]:
     tree: dict[str, bytes | None] = {}
     for path in sorted(directory.rglob("*")):
         name = str(path.relative_to(directory))
-        if path.name == _LOCK:
+        if path.name in _LOCKS:
             continue
         if path.is_symlink():
             tree[name] = b"-> " + os.fsencode(path.readlink())

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from berth.durable.files import durable_write
+from berth.durable.state import StateFile
 from berth.epoch.epoch import EpochRoot
 from berth.epoch.names import active_name, is_probe, retired_name
+from berth.epoch.reclaim import UNLIMITED, reclaim
 from faults.invariants import Tree, ViolationError, check_next_start, check_progress, check_tree, read_tree
 from faults.sweep import Fault, Run, Scenario
 
@@ -175,7 +177,130 @@ done("wrote")
     recover=write_again,
 )
 
-SCENARIOS: Final = (RETIRE, PUBLISH, PROBE, WRITE)
+# --- retired epochs are reclaimed ------------------------------------------------------------------------------------
+
+_OTHER: Final = retired_name("d" * 64, "1" * 32)
+_STAYS: Final[Tree] = {ACTIVE: None, f"{ACTIVE}/request.json": OLD, "records": None, "records/record": NEW}
+_RETIRED: Final[Tree] = {
+    **{f"{RETIRED}/{name}": data for name, data in {"": None, "/a": OLD, "/b": None, "/b/c": NEW, "/b/d": OLD}.items()},
+    **{f"{_OTHER}/{name}": data for name, data in {"": None, "/e": OLD}.items()},
+}
+_GOES: Final[Tree] = {path.replace("//", "/").rstrip("/"): data for path, data in _RETIRED.items()}
+
+
+def fill_root(root: Path) -> None:
+    """Make two retired epochs beside an active one and a record."""
+    for path, data in {**_STAYS, **_GOES}.items():
+        if data is None:
+            (root / path).mkdir(mode=0o700)
+        else:
+            durable_write(str(root / path), data)
+
+
+def check_reclaim(root: Path, run: Run) -> None:
+    """Check that only retired epochs lost names, that what is left of them is as it was, and that done is done."""
+    tree = read_tree(root)
+    left = {path: data for path, data in tree.items() if path.split("/")[0] in (RETIRED, _OTHER)}
+    check_tree({path: data for path, data in tree.items() if path not in left}, [_STAYS])
+    if not left.items() <= _GOES.items():
+        raise ViolationError(f"what is left of retired epochs was changed: {sorted(left.items() - _GOES.items())}")
+    if run.acknowledged and run.fault is not Fault.ERROR and left:
+        raise ViolationError(f"everything was reported as removed, and there is {sorted(left)}")
+    check_explained(root, run)
+
+
+def reclaim_again(root: Path) -> None:
+    """Make the next step, which removes all that is left and nothing else."""
+    with EpochRoot(str(root)) as opened:
+        reclaim(opened, UNLIMITED)
+    check_tree(read_tree(root), [_STAYS])
+
+
+RECLAIM: Final = Scenario(
+    name="reclaim",
+    prepare=fill_root,
+    program="""
+from berth.epoch.epoch import EpochRoot
+from berth.epoch.reclaim import UNLIMITED, reclaim
+opened = EpochRoot(root)
+begin()
+while True:
+    found = reclaim(opened, UNLIMITED)
+    if not found.removed_entries: break
+if not found.blocked: done("reclaimed")
+""",
+    check=check_reclaim,
+    recover=reclaim_again,
+)
+
+# --- a state file is made, logged to and folded ----------------------------------------------------------------------
+
+_RECORDS: Final = ({"step": 1}, {"step": 2, "text": "x" * 200})
+#: What a reader finds after each acknowledged step: the document and the records that count.
+_READ: Final = (
+    None,
+    ({"plan": "old"}, ()),
+    ({"plan": "old"}, _RECORDS[:1]),
+    ({"plan": "old"}, _RECORDS),
+    ({"plan": "new"}, ()),
+)
+
+
+def read_state(root: Path) -> object:
+    """Return what the next reader of the state file finds."""
+    try:
+        with StateFile.open(str(root / "state.json")) as file:
+            state = file.read()
+    except FileNotFoundError:
+        return None
+    return state.document, tuple(state.records)
+
+
+def check_state(root: Path, run: Run) -> None:
+    """Check that a reader finds the state after the last acknowledged step, or after the one that was under way."""
+    done = len(run.acknowledged)
+    found = read_state(root)
+    if found not in _READ[done : done + 2]:
+        raise ViolationError(f"after {done} steps a reader finds {found}")
+    surplus = [path for path in read_tree(root) if path not in ("state.json", "state.json.log")]
+    if surplus and not all(path.startswith(".state.json.") and run.fault is not Fault.ERROR for path in surplus):
+        raise ViolationError(f"it left {surplus}")
+
+
+def go_on(root: Path) -> None:
+    """Go on with the state file where there is one: append to it and fold it."""
+    if read_state(root) is None:
+        (root / "state.json.log").unlink(missing_ok=True)
+        StateFile.create(str(root / "state.json"), {"plan": "old"}).close()
+    with StateFile.open(str(root / "state.json")) as file:
+        before = list(file.read().records)
+        file.append({"step": 9})
+        if list(file.read().records) != [*before, {"step": 9}]:
+            raise ViolationError("a record that was appended is not the last one")
+        file.fold({"plan": "end"})
+    if read_state(root) != ({"plan": "end"}, ()):
+        raise ViolationError("records are left after they were folded in")
+
+
+STATE: Final = Scenario(
+    name="state",
+    program=f"""
+from berth.durable.state import StateFile
+begin()
+file = StateFile.create(os.path.join(root, "state.json"), {{"plan": "old"}})
+done("created")
+file.append({_RECORDS[0]!r})
+done("appended")
+file.append({_RECORDS[1]!r})
+done("appended")
+file.fold({{"plan": "new"}})
+done("folded")
+""",
+    check=check_state,
+    recover=go_on,
+)
+
+SCENARIOS: Final = (RETIRE, PUBLISH, PROBE, WRITE, RECLAIM, STATE)
 
 # --- what the sweep has to catch -------------------------------------------------------------------------------------
 

@@ -45,18 +45,13 @@ STATES = (
 )
 
 
-#: xfs answers the fsync of a directory with success when it is shut down already (Linux 6.18). Who asks it for more
-#: afterwards hears of it: a rename does, because it opens the directory once more.
-UNHEARD = pytest.mark.xfail(strict=True, reason="open_epoch asks xfs nothing after the fsync that was not carried out")
-
-
 @pytest.mark.parametrize(
     ("kind", "step"),
     [
         ("ext4", "open"),
         ("ext4", "write"),
         ("ext4", "retire"),
-        pytest.param("xfs", "open", marks=UNHEARD),
+        ("xfs", "open"),
         ("xfs", "write"),
         ("xfs", "retire"),
     ],

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
+from berth.durable.files import fsync_open_directory
 from berth.durable.removal import Level, Limits, Offer, PassedBy
 from berth.errors import ForbiddenError, UncertainError
 from berth.linux.below import open_below
@@ -333,7 +334,7 @@ class Walk:
 
     def _sync(self, level: Level) -> None:
         try:
-            os.fsync(self.fd)
+            fsync_open_directory(self.fd)
         except OSError as error:
             raise UncertainError(
                 f"entries of {self.path!r} were removed, but the directory could not be synced "

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Final
 
-from berth.durable.files import list_names
+from berth.durable.files import fsync_open_directory, list_names
 from berth.durable.tree import durable_rmtree
 from berth.epoch import names, trials
 from berth.epoch.trials import TrialError
@@ -211,7 +211,7 @@ def _private_directory(root_fd: int, found: Capability) -> Iterator[int]:
         os.mkdir(name, 0o700, dir_fd=root_fd)
         opened.append(os.open(name, _DIRECTORY, dir_fd=root_fd))
         try_lock(opened[0])
-        os.fsync(root_fd)
+        fsync_open_directory(root_fd)
 
     try:
         _try(found, "create-and-sync", create)
@@ -233,7 +233,7 @@ def _remove(root_fd: int, name: str) -> None:
             raise
         durable_rmtree(name, dir_fd=root_fd, workers=1)
     else:
-        os.fsync(root_fd)
+        fsync_open_directory(root_fd)
 
 
 def _try(found: Capability, name: str, trial: Callable[[], object]) -> None:

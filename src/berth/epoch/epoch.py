@@ -18,7 +18,13 @@ import secrets
 import time
 from typing import Final
 
-from berth.durable.files import durable_makedirs, durable_rename_noreplace, durable_write, list_names
+from berth.durable.files import (
+    durable_makedirs,
+    durable_rename_noreplace,
+    durable_write,
+    fsync_open_directory,
+    list_names,
+)
 from berth.epoch import names
 from berth.epoch.capability import NOTHING_ACCEPTED, Accepted, probe
 from berth.epoch.lock import hold_root_lock
@@ -186,7 +192,7 @@ class EpochRoot:
                         f"the work-state {os.path.join(self.path, name)!r} is in use by another process",
                         "Wait for that run to end; a lock of a killed run falls with its last process.",
                     )
-            os.fsync(self.fd)
+            fsync_open_directory(self.fd)
             opened.pop_all()
         return Epoch(self, epoch, fd)
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from typing import Final
 
-from berth.durable.files import list_names
+from berth.durable.files import fsync_open_directory, list_names
 from berth.linux import syscalls
 from berth.linux.locks import open_lock_file, try_lock
 
@@ -142,7 +142,7 @@ def sync_file(fd: int) -> None:
 
 def sync_directory(fd: int) -> None:
     """A directory can be synced. That it lasts cannot be tried; the type of the mount says what is known about that."""
-    os.fsync(fd)
+    fsync_open_directory(fd)
 
 
 def lock(fd: int) -> None:
