@@ -74,6 +74,7 @@ class Level:
         name: Its name in the directory above.
         identity: (st_dev, st_ino).
         pending: Sub-directories seen and not yet entered.
+        read: Whether its names were read through the walker's descriptor.
         scanned: Whether the last scan reached the end.
         dirty: Whether something was removed that was not synced.
         kept: Names that were passed by.
@@ -84,6 +85,7 @@ class Level:
     name: str
     identity: tuple[int, int]
     pending: list[str] = field(default_factory=list)
+    read: bool = False
     scanned: bool = False
     dirty: bool = False
     kept: set[str] = field(default_factory=set)

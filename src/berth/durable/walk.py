@@ -125,7 +125,7 @@ class Walk:
                     self._waiting -= 1
                 self._enter(level, name)
         self._sync_survivors()
-        self._tell()
+        self._tell(least=1)
 
     def over(self) -> bool:
         """Say whether a limit is reached."""
@@ -160,9 +160,11 @@ class Walk:
 
     def _scan(self, level: Level) -> None:
         """Remove what is no directory, a chunk of names at a time, and note what is one."""
-        fresh = os.open(".", _DIRECTORY, dir_fd=self.fd)  # a descriptor read before may hide newer names (btrfs)
+        # A descriptor that was read before may hide newer names (btrfs).
+        fd = os.open(".", _DIRECTORY, dir_fd=self.fd) if level.read else self.fd
+        level.read = True
         try:
-            with os.scandir(fresh) as entries:
+            with os.scandir(fd) as entries:
                 while chunk := list(itertools.islice(entries, self._chunk_size())):
                     self._remove_chunk(level, chunk)
                     if self.over() or len(level.pending) >= self._chunk_size():
@@ -176,7 +178,8 @@ class Walk:
             level.scanned = True
             self._pass_by(level, ".", error)
         finally:
-            os.close(fresh)
+            if fd != self.fd:
+                os.close(fd)
 
     def _chunk_size(self) -> int:
         limits = self.limits
@@ -186,28 +189,36 @@ class Walk:
     def _remove_chunk(self, level: Level, chunk: "list[os.DirEntry[str]]") -> None:
         # Inodes lie in the order of their numbers, names in that of their hashes.
         chunk.sort(key=os.DirEntry.inode)
-        directories = []
-        fd, unlink, over = self.fd, os.unlink, self.over
+        files: list[str] = []
+        directories: list[str] = []
         for entry in chunk:
-            name = entry.name
-            if name in level.kept:
-                continue
+            if entry.name not in level.kept:
+                try:
+                    (directories if entry.is_dir(follow_symlinks=False) else files).append(entry.name)
+                except OSError as error:  # where readdir does not say what it is, the file system is asked
+                    self._not_unlinked(level, entry.name, error)
+        for start in range(0, len(files), _TELL_EVERY):
+            if not self._unlink(level, files[start : start + _TELL_EVERY]):
+                return
+            self._tell()
+        directories.reverse()
+        self._hold(level, directories)
+
+    def _unlink(self, level: Level, names: list[str]) -> bool:
+        """Remove the files `names`; say whether to go on."""
+        fd, unlink, limited = self.fd, os.unlink, self.limits.entries is not None or self.limits.deadline_s is not None
+        before = self.removed
+        for name in names:
             try:
-                if entry.is_dir(follow_symlinks=False):
-                    directories.append(name)
-                    continue
                 unlink(name, dir_fd=fd)
             except OSError as error:
                 self._not_unlinked(level, name, error)
                 continue
             self.removed += 1
-            level.dirty = True
-            if over():
-                return
-            if self.removed - self._told >= _TELL_EVERY:
-                self._tell()
-        directories.reverse()
-        self._hold(level, directories)
+            if limited and self.over():
+                break
+        level.dirty = level.dirty or self.removed > before
+        return not self.over()
 
     def _hold(self, level: Level, directories: list[str]) -> None:
         """Note sub-directories; where that is too many names, forget those of levels further up until later."""
@@ -304,11 +315,10 @@ class Walk:
     def _count(self, level: Level) -> None:
         self.removed += 1
         level.dirty = True
-        if self.removed - self._told >= _TELL_EVERY:
-            self._tell()
+        self._tell()
 
-    def _tell(self) -> None:
-        if self.removed > self._told:
+    def _tell(self, *, least: int = _TELL_EVERY) -> None:
+        if self.removed - self._told >= least:
             self.limits.on_removed(self.removed - self._told)
             self._told = self.removed
 
