@@ -219,7 +219,7 @@ def test_a_state_root_below_a_file(tmp_path: Path) -> None:
     for path in ("file", "file/below/it"):
         found = tried(partial(storage.state_root, str(tmp_path / path), NOTHING_ACCEPTED))
         assert found.level == "does not"
-        assert "Not a directory" in found.why
+        assert f"{str(tmp_path / 'file')!r} is not a directory" in found.why
 
 
 def test_a_narrower_mask_is_told() -> None:
