@@ -613,7 +613,7 @@ def test_killed_reclaim_is_finished_by_the_next(root: EpochRoot, make_retired, c
     code = code.replace("try: found", "root = EpochRoot(sys.argv[1])\ntry: found")
     with root.open_epoch(secrets.token_hex(32)) as active:
         active.write("file", b"content")
-        for _ in range(8):
+        for _ in range(5):
             for at in range(3):
                 path = make_retired(root.path, files=200, at_ms=at)
                 (path / "below").mkdir()
