@@ -490,10 +490,17 @@ def until() -> Callable[..., None]:
 
 
 @pytest.fixture
-def watch(root: Path) -> Iterator[Callable[..., Watch]]:
+def watch(root: Path, watch_of: Callable[..., Watch]) -> Callable[..., Watch]:
+    """Return a function that starts a maintenance process of the root."""
+    return lambda *words: watch_of(root, *words)
+
+
+@pytest.fixture
+def watch_of() -> Iterator[Callable[..., Watch]]:
+    """Return a function that starts a maintenance process of any root; it is killed when the test ends."""
     started = []
 
-    def start(*words: str) -> Watch:
+    def start(root: Path, *words: str) -> Watch:
         argv = [sys.executable, "-u", "-m", "berth", "epoch", "reclaim", str(root), *words]
         started.append(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT))
         return Watch(started[-1])
@@ -529,6 +536,21 @@ def test_watch_as_a_document(root: Path, make_retired, watch, until) -> None:
     found = json.loads(output)
     assert (code, found["removed_roots"], found["removed_entries"]) == (143, made, 8)
     assert found["backlog"] == {"roots": 0, "entries": 0, "entries_complete": True}
+
+
+def test_watch_knows_no_discovery_budget_and_a_step_does(tmp_path: Path, make_retired, mount, watch_of, until) -> None:
+    top = tmp_path / "top"
+    top.mkdir()
+    mount("-t", "tmpfs", "-o", "mode=700", "tmpfs", top)
+    for number in range(65_536):
+        os.mknod(top / str(number))
+    retired = make_retired(top)
+    found = document(epoch("reclaim", top, "--allow-volatile", "--json"), 3)
+    assert (found["stop_reason"], found["scanned"], found["removed_entries"]) == ("discovery-budget", 65_536, 0)
+    process = watch_of(top, "--watch", "30", "--allow-volatile", "--json")
+    until(lambda: not retired.exists())
+    assert process.end(signal.SIGTERM)[0] == 143
+    assert len(os.listdir(top)) == 65_536 + len(LOCKS)
 
 
 def test_watch_keeps_a_discovery_budget_that_is_given(root: Path, make_retired, watch, until) -> None:
