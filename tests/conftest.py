@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -15,12 +16,32 @@ from typing import Any
 import pytest
 
 import berth
+from berth.epoch import names
+from berth.linux.mounts import Medium, medium_of, mount_of
 
 _SOURCE = Path(berth.__file__).resolve().parents[1]
 #: The interpreter itself, not the link in a virtual environment: another user may not reach that.
 _PYTHON = os.path.realpath(sys.executable)
 _OTHER_ID = 65534
 _TIMEOUT_S = 60.0
+#: Where temporary files go that survive a restart (Filesystem Hierarchy Standard 3.0, section 5.15).
+_LASTING = "/var/tmp"
+
+
+def pytest_configure() -> None:
+    """Keep temporary directories on a disk: berth refuses state roots on what a restart empties, as many a /tmp is."""
+    if "PYTEST_DEBUG_TEMPROOT" in os.environ or _medium(tempfile.gettempdir()) is not Medium.VOLATILE:
+        return
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = os.environ["TMPDIR"] = tempfile.tempdir = _LASTING
+
+
+def _medium(path: str) -> Medium | None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        mount = mount_of(fd)
+    finally:
+        os.close(fd)
+    return medium_of(mount) if mount else None
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -154,3 +175,51 @@ def strace(children: Children, tmp_path: Path) -> Callable[..., Traced]:
         return Traced(output, log.read_text(errors="replace").splitlines())
 
     return run
+
+
+@pytest.fixture
+def make_retired() -> Callable[..., Path]:
+    """Return a function that makes a retired epoch in a root, with as many files as it is told, and returns it."""
+
+    def make(root: str | Path, *, files: int = 3, at_ms: int = 1_700_000_000_000, epoch: str | None = None) -> Path:
+        retirement = names.retirement_id(at_ms, secrets.randbits(80))
+        path = Path(root) / names.retired_name(epoch or secrets.token_hex(32), retirement)
+        path.mkdir(mode=0o700)
+        for number in range(files):
+            (path / f"file-{number}").write_bytes(b"content")
+        return path
+
+    return make
+
+
+@pytest.fixture
+def mount(as_root: None) -> Iterator[Callable[..., None]]:
+    """Return a function that mounts, given the words of mount(8); everything is unmounted when the test ends."""
+    points: list[str] = []
+
+    def do(*words: str | Path) -> None:
+        done = subprocess.run(["mount", *map(str, words)], stderr=subprocess.PIPE, text=True)
+        if done.returncode != 0:
+            pytest.skip(f"root may not mount here: {done.stderr.strip()}")
+        points.append(str(words[-1]))
+
+    yield do
+    for point in reversed(points):
+        subprocess.run(["umount", point], check=True)
+
+
+@pytest.fixture
+def make_immutable(as_root: None) -> Iterator[Callable[[Path], None]]:
+    """Return a function that makes a file immutable until the test ends."""
+    if shutil.which("chattr") is None:
+        pytest.skip("chattr (package e2fsprogs) is not installed")
+    changed: list[Path] = []
+
+    def change(path: Path) -> None:
+        if subprocess.run(["chattr", "+i", path], stderr=subprocess.DEVNULL).returncode != 0:
+            pytest.skip("this file system has no immutable files")
+        changed.append(path)
+
+    yield change
+    for path in changed:
+        subprocess.run(["chattr", "-i", path], check=True)

@@ -6,6 +6,9 @@ import pytest
 import berth.launch.placement  # noqa: F401 - defines an error of its own
 from berth.errors import (
     EXIT_CODES,
+    RECLAIM_FAILED,
+    RETIRE_FAILED,
+    ROOT_REFUSED,
     RUN_FAILED,
     RUN_NOT_EXECUTABLE,
     RUN_NOT_FOUND,
@@ -41,6 +44,10 @@ def test_categories_have_codes_of_their_own() -> None:
 
 def test_codes_of_run_are_those_of_the_shell() -> None:
     assert (RUN_TIMED_OUT, RUN_FAILED, RUN_NOT_EXECUTABLE, RUN_NOT_FOUND, SIGNAL_BASE) == (124, 125, 126, 127, 128)
+
+
+def test_codes_of_epoch_are_those_of_its_design() -> None:
+    assert (RECLAIM_FAILED, ROOT_REFUSED, RETIRE_FAILED) == (66, 67, 72)
 
 
 def test_manual_lists_every_code() -> None:

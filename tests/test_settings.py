@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from berth.settings import SYSTEM_FILE, Settings, default_state_root, load_settings
+from berth.epoch.capability import Accepted
+from berth.settings import SYSTEM_FILE, Settings, accepted, default_state_root, load_settings
 
 # Loads the settings with --state-root argv[1], if any, and prints them or the error as JSON.
 LOAD = """
@@ -18,7 +19,9 @@ from berth.errors import MalformedError
 from berth.settings import load_settings, sandbox_account
 try:
     settings = load_settings(state_root=sys.argv[1] if len(sys.argv) > 1 else None)
+    epoch = settings.epoch
     found = [settings.state_root, settings.sandbox.user, sandbox_account(settings)]
+    if len(sys.argv) > 2: found = [epoch.trust_network, epoch.allow_volatile, epoch.reclaim_at_start]
 except MalformedError as error: found = [error.name, error.message, error.fix]
 print(json.dumps(found))
 """.replace("{packages!r}", repr(os.path.dirname(os.path.dirname(msgspec.__file__))))
@@ -217,3 +220,50 @@ def test_without_a_home_there_is_no_default_state_root(home):
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+# --- work-state ------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_accepted_and_reclaiming_is_on(load_as_user: Load) -> None:
+    assert load_as_user("/root", "epoch") == [False, False, True]
+
+
+def test_what_is_accepted_comes_from_the_file_and_the_environment(load_as_user: Load, user_file: Path) -> None:
+    user_file.write_text("[epoch]\ntrust_network = true\nreclaim_at_start = false\n")
+    assert load_as_user("/root", "epoch") == [True, False, False]
+    assert load_as_user("/root", "epoch", BERTH_TRUST_NETWORK="0") == [False, False, False]
+    assert load_as_user("/root", "epoch", BERTH_TRUST_NETWORK="", BERTH_ALLOW_VOLATILE="YES") == [False, True, False]
+
+
+@pytest.mark.parametrize("variable", ["BERTH_TRUST_NETWORK", "BERTH_ALLOW_VOLATILE"])
+@pytest.mark.parametrize("value", ["2", "maybe", " 1"])
+def test_switch_that_is_neither_on_nor_off(load_as_user: Load, variable: str, value: str) -> None:
+    name, message, fix = load_as_user("/root", "epoch", **{variable: value})
+    assert name == "bad-settings"
+    assert f"{variable} is {value!r}" in message
+    assert "unset" in fix
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[epoch]\nallow_volatil = true", "perhaps you meant 'allow_volatile'"),
+        ("[epoch]\nallow_volatile = 1", "allow_volatile"),
+        ("[epoch]\nreclaim_at_start = 'no'", "reclaim_at_start"),
+        ("epoch = true", "epoch"),
+    ],
+)
+def test_bad_table_of_work_state(load_as_user: Load, user_file: Path, text: str, says: str) -> None:
+    user_file.write_text(text)
+    name, message, _ = load_as_user("/root", "epoch")
+    assert name == "bad-settings"
+    assert says in message
+
+
+def test_options_add_to_what_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("BERTH_TRUST_NETWORK", "BERTH_ALLOW_VOLATILE"):
+        monkeypatch.setenv(variable, "0")
+    assert accepted(load_settings(trust_network=True)) == Accepted(network=True)
+    assert accepted(load_settings(allow_volatile=True)) == Accepted(volatile=True)
+    assert accepted(load_settings()) == Accepted()

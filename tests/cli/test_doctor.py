@@ -78,14 +78,24 @@ def read_all(terminal: int) -> str:
             return data.decode()
 
 
-@pytest.mark.parametrize("parent", ["/dev/shm", None], ids=["tmpfs", "temporary directory"])
-def test_fs_looks_at_one_directory_and_leaves_nothing(parent: str | None, tmp_path: Path) -> None:
-    directory = Path(parent) if parent else tmp_path
-    done = doctor("--fs", str(directory), "--json")
+def test_fs_looks_at_one_directory_and_leaves_nothing(tmp_path: Path) -> None:
+    done = doctor("--fs", str(tmp_path), "--json")
     assert (done.returncode, done.stderr) == (0, "")
     (ability,) = json.loads(done.stdout)["abilities"]
     assert (ability["name"], ability["level"]) == ("file system", "works")
-    assert not list(directory.glob(".berth*"))
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(("accepted", "code", "level"), [("0", 5, "does not"), ("1", 0, "works with less")])
+def test_fs_that_keeps_nothing_works_where_that_is_accepted(
+    small_tmpfs: Path, accepted: str, code: int, level: str
+) -> None:
+    done = doctor("--fs", str(small_tmpfs), "--json", BERTH_ALLOW_VOLATILE=accepted)
+    assert (done.returncode, done.stderr) == (code, "")
+    (ability,) = json.loads(done.stdout)["abilities"]
+    assert (ability["name"], ability["level"]) == ("file system", level)
+    assert "tmpfs" in ability["why"]
+    assert os.listdir(small_tmpfs) == []
 
 
 def test_fs_takes_a_relative_path_and_a_name_that_is_not_text(tmp_path: Path) -> None:

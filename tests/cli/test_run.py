@@ -287,7 +287,7 @@ def test_retirement_is_one_noreplace_rename_and_one_fsync_of_the_root(berth, tmp
 
 
 def test_a_full_disk_while_recording_keeps_the_work_state_whole(berth, full_disk):
-    words = ["--state-root", str(full_disk / "state"), "--"]
+    words = ["--allow-volatile", "--state-root", str(full_disk / "state"), "--"]
     fill = f"cat /dev/zero > {full_disk}/zeros 2>/dev/null; exit 5"
     ended = berth.run(*words, *SHELL, fill)
     assert ended.returncode == 125

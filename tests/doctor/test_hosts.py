@@ -24,6 +24,7 @@ from berth.claims.claims import Claim, try_claim
 from berth.doctor import cores, isolation, mpi, storage
 from berth.doctor.abilities import Ability, excuse_user_namespaces
 from berth.doctor.deadline import attempt
+from berth.epoch.capability import NOTHING_ACCEPTED
 from berth.host.cgroup import effective_cpuset
 from berth.host.cpuset import CpuSet
 from berth.linux import syscalls
@@ -206,9 +207,9 @@ def test_no_seccomp() -> None:
 
 def test_a_state_root_that_would_replace_names(tmp_path: Path) -> None:
     for root in (tmp_path, tmp_path / "new"):
-        found = tried(partial(storage.state_root, str(root)), deny("renameat2", errno.EINVAL))
+        found = tried(partial(storage.state_root, str(root), NOTHING_ACCEPTED), deny("renameat2", errno.EINVAL))
         assert found.level == "does not"
-        assert "does not protect existing names" in found.why
+        assert "does not protect existing work-state" in found.why
         assert "BERTH_STATE_ROOT" in found.mend
     assert [path.name for path in tmp_path.iterdir()] == [".berth.lock"]
 
@@ -216,9 +217,9 @@ def test_a_state_root_that_would_replace_names(tmp_path: Path) -> None:
 def test_a_state_root_below_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in ("file", "file/below/it"):
-        found = tried(partial(storage.state_root, str(tmp_path / path)))
+        found = tried(partial(storage.state_root, str(tmp_path / path), NOTHING_ACCEPTED))
         assert found.level == "does not"
-        assert "Not a directory" in found.why
+        assert f"{str(tmp_path / 'file')!r} is not a directory" in found.why
 
 
 def test_a_narrower_mask_is_told() -> None:

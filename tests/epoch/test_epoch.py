@@ -1,8 +1,9 @@
+import contextlib
 import os
 import secrets
 import stat
+import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,13 +20,6 @@ epoch = root.open_epoch(sys.argv[2])
 print("open", flush=True)
 sys.stdin.read()
 """
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Iterator[EpochRoot]:
-    """Return an open state root."""
-    with EpochRoot(str(tmp_path / "state")) as root:
-        yield root
 
 
 def new_id() -> str:
@@ -154,7 +148,8 @@ def test_epoch_is_durable_before_it_is_used(strace, tmp_path: Path) -> None:
     epoch = new_id()
     (tmp_path / "state").mkdir(mode=0o700)
     traced = strace(HOLD, tmp_path / "state", epoch, trace="mkdirat,flock,fsync,renameat2")
-    tail = [line for line in traced.calls if epoch in line or "fsync" in line]
+    begin = next(number for number, line in enumerate(traced.calls) if "mkdirat" in line and epoch in line)
+    tail = [line for line in traced.calls[begin:] if epoch in line or "fsync" in line]
     assert [line.split("(")[0] for line in tail] == ["mkdirat", "flock", "fsync"]
     assert f"<{tmp_path}/state>)" in tail[-1]
 
@@ -400,3 +395,140 @@ def test_retired_epoch_stays_locked_until_let_go(root: EpochRoot, children) -> N
             os.path.join(root.path, name),
         )
         assert printed == "False"
+
+
+def test_collision_syncs_nothing(strace, tmp_path: Path, snapshot) -> None:
+    epoch = new_id()
+    with EpochRoot(str(tmp_path / "state")) as root, root.open_epoch(epoch) as opened:
+        opened.write("mine", b"mine")
+    other = tmp_path / "state" / names.retired_name(epoch, "0" * 32)
+    other.mkdir()
+    (other / "theirs").write_bytes(b"theirs")
+    before = snapshot(tmp_path / "state")
+    traced = strace(
+        "import os\n"
+        "from berth.epoch.epoch import EpochRoot\n"
+        "epoch = EpochRoot(sys.argv[1]).adopt(sys.argv[2])\n"
+        "os.getpriority(os.PRIO_PROCESS, 0)\n"
+        "try: epoch.retire('0' * 32)\n"
+        "except FileExistsError as error: print(error.filename, error.filename2, end='')\n",
+        tmp_path / "state",
+        epoch,
+        trace="getpriority,/rename,/sync,/link,mkdirat",
+    )
+    begin = next(index for index, line in enumerate(traced.calls) if line.startswith("getpriority"))
+    (rename,) = traced.calls[begin + 1 :]
+    assert "RENAME_NOREPLACE) = -1 EEXIST" in rename
+    assert traced.output == f"{names.active_name(epoch)} {names.retired_name(epoch, '0' * 32)}"
+    assert snapshot(tmp_path / "state") == before
+
+
+# --- the root, and what can be wrong with it -------------------------------------------------------------------------
+
+
+def test_root_that_is_missing_is_made_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(MalformedError) as caught:
+        EpochRoot(str(tmp_path / "a" / "b"), create=False)
+    assert caught.value.name == "bad-state-root"
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("create", [True, False])
+def test_root_on_a_read_only_mount(tmp_path: Path, mount, create: bool) -> None:
+    (tmp_path / "state").mkdir(mode=0o700)
+    mount("-t", "tmpfs", "-o", "ro,mode=700", "tmpfs", tmp_path / "state")
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(FailedError, match="Read-only") as caught:
+        EpochRoot(str(tmp_path / "state"), create=create)
+    assert caught.value.name == "root-lock"
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_root_without_locks(strace, tmp_path: Path) -> None:
+    code = (
+        "from berth.epoch.epoch import EpochRoot\n"
+        "from berth.errors import BerthError\n"
+        "try: EpochRoot(sys.argv[1])\n"
+        "except BerthError as error: print(type(error).__name__, error.name, end='')\n"
+    )
+    traced = strace(code, tmp_path / "state", trace="flock", inject=["flock:error=ENOLCK"])
+    assert traced.output == "FailedError root-lock"
+    assert os.listdir(tmp_path / "state") == [".berth.lock"]
+
+
+# --- the same epoch again --------------------------------------------------------------------------------------------
+
+
+def test_epoch_is_gone_on_with(root: EpochRoot) -> None:
+    epoch = new_id()
+    with root.open_epoch(epoch, again=True) as opened:  # there is none yet
+        opened.write("file", b"content")
+        inode = os.fstat(opened.fd).st_ino
+    with root.open_epoch(epoch, again=True) as opened:
+        assert os.fstat(opened.fd).st_ino == inode
+        assert opened.read("file") == b"content"
+    assert root.active() == [epoch]
+
+
+def test_epoch_that_another_process_holds_is_not_gone_on_with(root: EpochRoot, children) -> None:
+    epoch = new_id()
+    owner = children.start(HOLD, root.path, epoch)
+    assert owner.stdout.readline() == "open\n"
+    with pytest.raises(ForbiddenError) as caught:
+        root.open_epoch(epoch, again=True)
+    assert caught.value.name == "epoch-held"
+    owner.kill()
+    owner.wait()
+    with root.open_epoch(epoch, again=True) as opened:
+        assert opened.id == epoch
+
+
+def test_retired_epoch_is_never_gone_on_with(root: EpochRoot) -> None:
+    epoch = new_id()
+    with root.open_epoch(epoch) as opened:
+        opened.write("file", b"content")
+        opened.retire()
+    with root.open_epoch(epoch, again=True) as opened:
+        assert opened.read("file") is None
+    assert (root.active(), [one for one, _ in root.retired()]) == ([epoch], [epoch])
+
+
+def test_epoch_that_is_retired_while_it_is_opened_is_not_gone_on_with(
+    root: EpochRoot, children, tmp_path: Path
+) -> None:
+    """Its holder retires it and lets go after another process has opened the directory, and before that locks it."""
+    if subprocess.run(["strace", "-o", os.devnull, "true"], capture_output=True).returncode != 0:
+        pytest.skip("strace may not trace processes here")
+    epoch = new_id()
+    with root.open_epoch(epoch) as opened:
+        path = opened.path
+        # Only the flock of the epoch's own directory is delayed, by a second, which is ample for the rename.
+        prefix = ["strace", "-o", os.devnull, "-P", path, "-e", "trace=flock", "-e", "inject=flock:delay_enter=1000000"]
+        other = children.start(
+            "from berth.epoch.epoch import EpochRoot\n"
+            "from berth.errors import ForbiddenError\n"
+            "root = EpochRoot(sys.argv[1])\n"
+            "try: root.open_epoch(sys.argv[2], again=True)\n"
+            "except ForbiddenError as error: print(error.name, flush=True)\n"
+            "else: print('opened', flush=True)\n",
+            root.path,
+            epoch,
+            prefix=prefix,
+        )
+        wait_until_open(path, other.pid)
+        opened.retire()
+    assert other.stdout.readline() == "epoch-held\n"
+    assert root.active() == []
+
+
+def wait_until_open(path: str, pid: int) -> None:
+    """Wait until a child of the process `pid` has the directory `path` open."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            with contextlib.suppress(FileNotFoundError):
+                for fd in os.listdir(f"/proc/{child}/fd"):
+                    with contextlib.suppress(FileNotFoundError):
+                        if os.readlink(f"/proc/{child}/fd/{fd}") == path:
+                            return
+    raise AssertionError("nobody opened it")

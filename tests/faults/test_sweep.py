@@ -78,7 +78,6 @@ def sweep_all(
     assert tally.violations == []
 
 
-@pytest.mark.xfail(strict=True, reason="EpochRoot lets the OSError of flock(2) through instead of explaining it")
 def test_refused_lock_is_explained(sweeper: Sweeper) -> None:
     scenario = replace(scenarios.PROBE, check=scenarios.check_explained)
     assert sweeper.sweep(scenario, [Fault.ERROR], only=["flock"]).violations == []

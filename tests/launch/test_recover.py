@@ -18,6 +18,9 @@ from berth.linux.process import RUN_MARK, boot_id, read_stat
 
 pytestmark = pytest.mark.usefixtures("no_temporaries")
 
+#: Syncs of the probe when a root is opened: its directory made, tried, and removed.
+PROBE_SYNCS = 3
+
 
 def leave(root: EpochRoot, **files: object) -> str:
     """Make the active epoch of a killed run with these JSON or plain files, and return its id."""
@@ -205,7 +208,7 @@ def test_record_that_cannot_be_synced_is_uncertain_and_finished_later(root: Epoc
         "print(type(recover(EpochRoot(sys.argv[1]))[0].error).__name__, end='')\n",
         root.path,
         trace="fsync",
-        inject=["fsync:error=EIO:when=1"],
+        inject=[f"fsync:error=EIO:when={1 + PROBE_SYNCS}"],
     ).output
     assert output == UncertainError.__name__
     assert root.active() == [epoch]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from berth.epoch.capability import Accepted
 from berth.epoch.epoch import Epoch, EpochRoot
 from berth.errors import FailedError
 from berth.launch import store
@@ -64,7 +65,10 @@ def test_damaged_file_is_refused_and_kept(epoch: Epoch, content: bytes, name: st
 
 
 def test_request_on_a_full_disk(small_tmpfs: Path) -> None:
-    with EpochRoot(str(small_tmpfs / "state")) as root, root.open_epoch(secrets.token_hex(32)) as epoch:
+    with (
+        EpochRoot(str(small_tmpfs / "state"), accepted=Accepted(volatile=True)) as root,
+        root.open_epoch(secrets.token_hex(32)) as epoch,
+    ):
         with pytest.raises(FailedError) as caught:
             store.write_request(epoch, document(epoch, padding="x" * 200_000))
         assert caught.value.name == "request-not-written"
@@ -144,7 +148,10 @@ def test_records_directory_that_is_none(root: EpochRoot, epoch: Epoch, tmp_path:
 
 def test_record_on_a_full_disk(small_tmpfs: Path) -> None:
     """Nothing half-written is left, and what was there before is as it was."""
-    with EpochRoot(str(small_tmpfs / "state")) as root, root.open_epoch(secrets.token_hex(32)) as epoch:
+    with (
+        EpochRoot(str(small_tmpfs / "state"), accepted=Accepted(volatile=True)) as root,
+        root.open_epoch(secrets.token_hex(32)) as epoch,
+    ):
         store.write_request(epoch, document(epoch))
         with pytest.raises(FailedError) as caught:
             store.publish(root, epoch, document(epoch, padding="x" * 200_000))
@@ -157,6 +164,7 @@ def test_record_on_a_full_disk(small_tmpfs: Path) -> None:
 # Publishes one record in the epoch argv[2] of the root argv[1].
 PUBLISH = """
 import os
+from berth.epoch.capability import Accepted
 from berth.epoch.epoch import EpochRoot
 from berth.launch import store
 root = EpochRoot(sys.argv[1])

@@ -17,7 +17,7 @@ def command(keep: str | None) -> int:
     """Count the words of Python's own library on one claimed core, on the host and in a sandbox; kill a third run.
 
     Everything happens in a directory of its own, with a state root of its own. What is left at the end is shown: one
-    record a run, one retired epoch a run, and nothing else.
+    record a run, the last retired epoch, and nothing else.
     """
     from berth.cli.demo_scenes import Stage, play
 

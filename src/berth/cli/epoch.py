@@ -104,7 +104,8 @@ def list_(*, root: str, as_json: bool) -> int:
 
     from berth.epoch.listing import list_epochs
 
-    found = list_epochs(root)
+    with _failures_are(ROOT_REFUSED):
+        found = list_epochs(root)
     if as_json:
         click.echo(json.dumps({"root": os.path.abspath(root), "epochs": [asdict(one) for one in found]}, indent=2))
         return 0
@@ -262,7 +263,7 @@ def _document(root: "EpochRoot", found: "Reclaimed", *, count: bool = True) -> d
 
     entries, whole = count_entries(root.path, _retired_names(root), most=_COUNT_AT_MOST) if count else (None, False)
     document = {"root": root.path, **asdict(found)}
-    document["backlog"] = {"roots": found.backlog_roots, "entries": entries, "entries_complete": whole}
+    document["backlog"] = {"roots": document.pop("backlog_roots"), "entries": entries, "entries_complete": whole}
     return document
 
 

@@ -130,7 +130,7 @@ def _told(error: OSError) -> str:
 
 
 def _asks_for_json(words: list[str]) -> bool:
-    """Say whether `--json` stands among berth's own options, before the command of `berth run` begins."""
+    """Say whether `--json` stands among berth's own options; those of `berth run` end where its command begins."""
     verb = cli.get_command(click.Context(cli), words[0]) if words else None
     if isinstance(verb, click.Group):
         words = words[1:]
@@ -139,13 +139,14 @@ def _asks_for_json(words: list[str]) -> bool:
     with_value = {
         name for option in options if isinstance(option, click.Option) and not option.is_flag for name in option.opts
     }
+    own_words_only = verb is None or verb.context_settings.get("allow_interspersed_args", True)
     rest = iter(words[1:])
     for word in rest:
         if word == "--json":
             return True
         if word in with_value:
             next(rest, None)
-        elif word == "--" or not word.startswith("-"):
+        elif word == "--" or not (own_words_only or word.startswith("-")):
             return False
     return False
 

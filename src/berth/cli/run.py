@@ -127,6 +127,8 @@ def _reclaim(root: "EpochRoot") -> None:
         reclaim(root)
     except BerthError as error:
         _note(f"{error.message}. {error.fix}")
+    except OSError as error:
+        _note(f"the retired epochs of {root.path!r} could not be looked at: {error}")
 
 
 def _directory(workspace: str | None) -> str:

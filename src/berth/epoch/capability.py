@@ -45,6 +45,8 @@ class Accepted:
     volatile: bool = False
 
 
+#: Younger directories of probes may not be locked yet; they are moments from it.
+FRESH_S: Final = 60.0
 #: What everybody starts with.
 NOTHING_ACCEPTED: Final = Accepted()
 
@@ -172,19 +174,14 @@ def probe(
         thorough: Whether to try what only some commands need, with processes of their own.
         publication: Descriptor and path of the directory that results are renamed into, or None.
     """
-    found = Capability(
-        root,
-        mount_of(root_fd),
-        accepted,
-        time.time(),
-        publication_root=publication[1] if publication else None,
-    )
+    found = Capability(root, None, accepted, time.time(), publication_root=publication[1] if publication else None)
     tried = {**_QUICK, **(_THOROUGH if thorough else {})}
     found.operations = dict.fromkeys(
         ["remove-leftovers", "create-and-sync", *tried, *(["publish"] if publication else []), "remove-and-sync"],
         Operation(),
     )
     try:
+        found.mount = mount_of(root_fd)
         _try(found, "remove-leftovers", partial(remove_leftovers, root_fd))
         with _private_directory(root_fd, found) as fd:
             for name, trial in tried.items():
@@ -193,6 +190,8 @@ def probe(
                 _try_publication(found, fd, publication)
     except _RefusedError:
         pass
+    except (OSError, BerthError) as error:  # /proc is not there
+        found.refusal = _not_tried(found, error)
     found.refusal = found.refusal or _refuse_medium(found)
     return found
 
@@ -259,6 +258,7 @@ def _try_publication(found: Capability, fd: int, publication: tuple[int, str]) -
     publication_fd, path = publication
     there = Capability(path, mount_of(publication_fd), found.accepted, found.probed_at)
     try:
+        _try(there, "remove-leftovers", partial(remove_leftovers, publication_fd, least_age_s=FRESH_S))
         with _private_directory(publication_fd, there) as private:
             _try(found, "publish", partial(_publish, fd, private, path))
     except _RefusedError:
@@ -286,11 +286,11 @@ def _cannot(found: Capability, error: TrialError) -> BerthError:
             "Give two directories of one file system, reached through one mount.",
         )
     answer = f" ({errno.errorcode.get(error.errno, error.errno)})" if error.errno else ""
-    return AbilityError(
-        "no-noreplace" if "rename" in error.why or "flags" in error.why or error.errno else "unfit-root",
-        f"the file system of {where} does not protect existing work-state: {error.why}{answer}",
-        f"{_ELSEWHERE}, with --state-root or BERTH_STATE_ROOT.",
-    )
+    fix = f"{_ELSEWHERE}, with --state-root or BERTH_STATE_ROOT."
+    if "rename" in error.why:
+        message = f"the file system of {where} does not protect existing work-state: {error.why}{answer}"
+        return AbilityError("no-noreplace", message, fix)
+    return AbilityError("unfit-root", f"the file system of {where} is not fit for work-state: {error.why}{answer}", fix)
 
 
 def _not_tried(found: Capability, error: OSError | BerthError) -> BerthError:
@@ -322,17 +322,33 @@ def _refuse_medium(found: Capability) -> BerthError | None:
     return None
 
 
-def remove_leftovers(root_fd: int) -> None:
+def remove_leftovers(
+    root_fd: int, *, is_ours: Callable[[str], bool] = names.is_probe, least_age_s: float = 0.0
+) -> None:
     """Remove the directories of killed probes: exactly a probe's name, a real directory, and its lock is free.
 
+    Args:
+        root_fd: The open directory that holds them.
+        is_ours: Which names they have.
+        least_age_s: How old they are at least. A directory that is just being made is not locked yet, so whoever does
+            not hold a lock that makers hold too leaves fresh ones alone, see `FRESH_S`.
+
     Raises:
-        OSError: One cannot be removed.
+        OSError: One cannot be removed, or holds what no probe makes.
     """
-    for name in filter(names.is_probe, list_names(root_fd)):
+    for name in filter(is_ours, list_names(root_fd)):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # another start is quicker, or no probe's
             fd = os.open(name, _DIRECTORY, dir_fd=root_fd)
             try:
-                if try_lock(fd):
+                if time.time() - os.fstat(fd).st_mtime >= least_age_s and try_lock(fd):
+                    _check_content(fd, name)
                     durable_rmtree(name, dir_fd=root_fd, workers=1)
             finally:
                 os.close(fd)
+
+
+def _check_content(fd: int, name: str) -> None:
+    """Refuse a directory that holds more than the one-letter names that trials make, and directories of probes."""
+    for below in list_names(fd):
+        if len(below) > 1 and not names.is_probe(below):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), os.path.join(name, below))

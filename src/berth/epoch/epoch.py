@@ -186,7 +186,8 @@ class EpochRoot:
                         raise
                 fd = os.open(name, _DIRECTORY, dir_fd=self.fd)
                 opened.callback(os.close, fd)
-                if not try_lock(fd):
+                # Who held it may have retired it after it was opened here: a retired epoch is never gone on with.
+                if not try_lock(fd) or not self.shows(name, fd):
                     raise ForbiddenError(
                         "epoch-held",
                         f"the work-state {os.path.join(self.path, name)!r} is in use by another process",

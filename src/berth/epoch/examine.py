@@ -7,15 +7,19 @@ is not berth's.
 
 import contextlib
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from typing import Final
 
-from berth.epoch.capability import NOTHING_ACCEPTED, Accepted, Capability, probe
+from berth.epoch.capability import FRESH_S, NOTHING_ACCEPTED, Accepted, Capability, probe, remove_leftovers
 from berth.epoch.lock import LOCK_NAME, hold_root_lock
 from berth.errors import FailedError, MalformedError
+from berth.linux.locks import try_lock
 
 PREFIX: Final = ".berth-doctor-"
+#: Such a directory: what tempfile appends is eight of these.
+_NAME: Final = re.compile(rf"{re.escape(PREFIX)}[a-z0-9_]{{8}}")
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -42,7 +46,7 @@ def examine(path: str, *, accepted: Accepted = NOTHING_ACCEPTED, publication_roo
         if _holds_lock_file(fd):
             opened.enter_context(hold_root_lock(fd, absolute))
         else:
-            fd = opened.enter_context(_private_directory(absolute))
+            fd = opened.enter_context(_private_directory(fd, absolute))
         return probe(fd, absolute, accepted=accepted, thorough=True, publication=publication)
 
 
@@ -69,8 +73,9 @@ def _holds_lock_file(fd: int) -> bool:
 
 
 @contextlib.contextmanager
-def _private_directory(parent: str) -> Iterator[int]:
+def _private_directory(parent_fd: int, parent: str) -> Iterator[int]:
     try:
+        remove_leftovers(parent_fd, is_ours=lambda name: _NAME.fullmatch(name) is not None, least_age_s=FRESH_S)
         path = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
     except OSError as error:
         raise FailedError(
@@ -81,8 +86,10 @@ def _private_directory(parent: str) -> Iterator[int]:
     try:
         fd = os.open(path, _DIRECTORY)
         try:
+            try_lock(fd)
             yield fd
         finally:
             os.close(fd)
     finally:
-        os.rmdir(path)
+        with contextlib.suppress(OSError):  # what keeps it stands in the record; the next one removes it
+            os.rmdir(path)

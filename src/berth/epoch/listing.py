@@ -47,11 +47,12 @@ def list_epochs(root: str) -> list[Listed]:
         what = "is not a directory" if os.path.lexists(root) else "does not exist"
         raise MalformedError("bad-state-root", f"the state root {root!r} {what}", "Give an existing one.") from error
     try:
-        found = [_look(fd, name) for name in list_names(fd) if names.is_reserved(name)]
+        looked = [_look(fd, name) for name in list_names(fd) if names.is_reserved(name)]
     except OSError as error:
         raise _unreadable(root, error) from error
     finally:
         os.close(fd)
+    found = [one for one in looked if one is not None]
     return sorted(found, key=lambda one: (one.state in ("retired", "foreign"), one.retired_at_ms or 0, one.name))
 
 
@@ -82,14 +83,17 @@ def count_entries(root: str, entries: list[str], *, most: int) -> tuple[int, boo
     return count, whole
 
 
-def _look(root_fd: int, name: str) -> Listed:
+def _look(root_fd: int, name: str) -> Listed | None:
+    """Return what the entry `name` is; None where it is gone meanwhile."""
     retired = names.parse_retired(name)
     epoch = retired[0] if retired else names.parse_active(name)
     if epoch is None:
         return Listed(name=name, state="foreign")
     try:
         fd = os.open(name, _DIRECTORY, dir_fd=root_fd)
-    except OSError:
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError:
         return Listed(name=name, state="foreign", epoch=epoch)
     try:
         holders = lock_holders(fd)

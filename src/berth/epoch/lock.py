@@ -28,7 +28,7 @@ def hold_root_lock(root_fd: int, root: str) -> Iterator[None]:
             "It must be a regular file that you may write; berth makes it itself where it is missing.",
         ) from error
     try:
-        if not wait_lock(fd, _TIMEOUT_S):
+        if not _wait(fd, root):
             raise FailedError(
                 "root-lock",
                 f"another process has held {LOCK_NAME} of {root!r} for {_TIMEOUT_S:.0f} s",
@@ -37,3 +37,14 @@ def hold_root_lock(root_fd: int, root: str) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def _wait(fd: int, root: str) -> bool:
+    try:
+        return wait_lock(fd, _TIMEOUT_S)
+    except OSError as error:  # ENOLCK, EOPNOTSUPP: a file system without locks
+        raise FailedError(
+            "root-lock",
+            f"the lock file {LOCK_NAME} of the state root {root!r} cannot be locked: {error.strerror}",
+            "Choose a directory on a file system that knows flock(2), such as ext4, xfs or btrfs.",
+        ) from error

@@ -12,7 +12,6 @@ Nothing is remembered between steps: what is left of a retired epoch is a smalle
 import contextlib
 import errno
 import heapq
-import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -69,7 +68,7 @@ class Budgets:
             ("seconds", self.seconds, LEAST_SECONDS, MOST_SECONDS),
             ("discovery", self.discovery, 1, MOST_DISCOVERY),
         ):
-            if value is not None and not (math.isfinite(value) and least <= value <= most):
+            if value is not None and not least <= value <= most:  # NaN is in no range
                 raise MalformedError(
                     "bad-budget",
                     f"the budget {name} is {value}, outside {least:,} to {most:,}",
@@ -98,6 +97,7 @@ class Reclaimed:
         blocked: Names of retired epochs that hold what cannot be removed, and why.
         passed_by: Entries that could not be removed, the first hundred.
         stop_reason: complete, empty, disabled, root-limit, entry-budget, time-budget, discovery-budget or blocked.
+        backlog_roots: Retired epochs that are left, held ones included; of those that were looked at.
     """
 
     scanned: int = 0
@@ -110,18 +110,14 @@ class Reclaimed:
     blocked: dict[str, str] = field(default_factory=dict)
     passed_by: list[PassedBy] = field(default_factory=list)
     stop_reason: str = EMPTY
-
-    @property
-    def backlog_roots(self) -> int:
-        """Retired epochs that are left, held ones included."""
-        return self.candidates + self.held - len(self.removed_roots)
+    backlog_roots: int = 0
 
     def add(self, step: "Reclaimed") -> None:
         """Add a later step: what was seen and why it ended is the later one's, what was removed is the sum."""
         removed_before = self.removed_roots
         self.scanned, self.candidates, self.held = step.scanned, step.candidates, step.held
         self.selected, self.partial, self.stop_reason = step.selected, step.partial, step.stop_reason
-        self.blocked, self.passed_by = step.blocked, step.passed_by
+        self.blocked, self.passed_by, self.backlog_roots = step.blocked, step.passed_by, step.backlog_roots
         self.removed_entries += step.removed_entries
         self.removed_roots = removed_before + step.removed_roots
 
@@ -150,18 +146,30 @@ def reclaim(
             epoch could not be read or removed.
         UncertainError: Entries were removed, and may be back after a power cut.
     """
+    try:
+        with _lock(root, wait_s) as locked:
+            return _step(root, budgets, first, workers, on_removed) if locked else None
+    except OSError as error:
+        raise FailedError(
+            "not-reclaimed",
+            f"the retired epochs of {root.path!r} could not be looked at or removed: {error}",
+            "Look at the directory and its disk; nothing outside retired epochs was touched.",
+        ) from error
+
+
+def _step(
+    root: EpochRoot, budgets: Budgets, first: str | None, workers: int, on_removed: Callable[[int], None]
+) -> Reclaimed:
     found = Reclaimed()
-    with _lock(root, wait_s) as locked:
-        if not locked:
-            return None
-        chosen = _discover(root, budgets, first, found)
-        if chosen is None:
-            found.stop_reason = DISCOVERY_BUDGET
-            return found
-        found.selected = len(chosen) if budgets.roots is None else min(len(chosen), budgets.roots)
-        task = _Removal(root, budgets, found, workers, on_removed)
-        found.stop_reason = task.run(chosen)
+    chosen = _discover(root, budgets, first, found)
+    if chosen is None:
+        found.stop_reason, found.backlog_roots = DISCOVERY_BUDGET, found.candidates + found.held
         return found
+    found.selected = len(chosen) if budgets.roots is None else min(len(chosen), budgets.roots)
+    task = _Removal(root, budgets, found, workers, on_removed)
+    found.stop_reason = task.run(chosen)
+    found.backlog_roots = found.candidates + found.held - len(found.removed_roots)
+    return found
 
 
 class _Removal:
@@ -327,15 +335,15 @@ def _foreign(root: EpochRoot, name: str, why: str) -> FailedError:
 
 @contextlib.contextmanager
 def _lock(root: EpochRoot, wait_s: float) -> Iterator[bool]:
-    try:
-        fd = open_lock_file(LOCK_NAME, dir_fd=root.fd)
-    except OSError as error:
-        raise FailedError(
-            "reclaim-lock",
-            f"the lock file {LOCK_NAME} of {root.path!r} cannot be opened: {error.strerror}",
-            "It must be a regular file that you may write; berth makes it itself where it is missing.",
-        ) from error
-    try:
-        yield wait_lock(fd, wait_s)
-    finally:
-        os.close(fd)
+    with contextlib.ExitStack() as opened:
+        try:
+            fd = open_lock_file(LOCK_NAME, dir_fd=root.fd)
+            opened.callback(os.close, fd)
+            locked = wait_lock(fd, wait_s)
+        except OSError as error:
+            raise FailedError(
+                "reclaim-lock",
+                f"the lock file {LOCK_NAME} of {root.path!r} cannot be used: {error.strerror}",
+                "It must be a regular file that you may write; berth makes it itself where it is missing.",
+            ) from error
+        yield locked

@@ -92,7 +92,7 @@ def examine_flags(fd: int) -> None:
     present = [name for name in list_names(fd) if name in ("e", "f")]
     found = [_read(fd, name) for name in present]
     if (present, found) != (["e", "f"], [_SECOND, _FIRST] if swapped else [_FIRST, _SECOND]):
-        raise TrialError("the file system drops the flags of renameat2: a swap of two names was reported and not done")
+        raise TrialError("it drops the flags of a rename: a swap of two names was reported as done and was not")
     _remove(fd, "e", "f")
 
 
@@ -234,7 +234,7 @@ def _rename(source_fd: int, source: str, destination_fd: int, destination: str) 
     except OSError as error:
         if error.errno not in UNSUPPORTED:
             raise
-        raise TrialError(f"the kernel answered: {error.strerror}", errno=error.errno) from error
+        raise TrialError(f"a rename with RENAME_NOREPLACE is refused: {error.strerror}", errno=error.errno) from error
 
 
 def _create(fd: int, name: str, data: bytes, *, sync: bool = False) -> None:
