@@ -159,7 +159,7 @@ def _end(daemon: subprocess.Popen[bytes], mount_point: Path) -> None:
 
 
 def _unmount(mount_point: Path, *, lazily: bool = False) -> bool:
-    words = ["fusermount3", "-u", *(["-z"] if lazily else []), "--", mount_point]
+    words = ["fusermount3", "-u", *(["-z"] if lazily else []), "--", str(mount_point)]
     return subprocess.run(words, capture_output=True).returncode == 0
 
 

@@ -148,8 +148,8 @@ def test_error_of_a_root_is_no_verdict(tmp_path: Path) -> None:
 def test_interrupted_run_cleans_up(tmp_path: Path, number: signal.Signals) -> None:
     with two_clients(tmp_path, "honours") as roots:
         environment = os.environ | {"PYTHONPATH": str(Path(berth.__file__).parents[1])}
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": environment}
-        with subprocess.Popen(words(*roots, "--rounds", 100_000), **quiet) as running:
+        command = words(*roots, "--rounds", 100_000)
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment) as running:
             deadline = time.monotonic() + 30
             while not list((tmp_path / "store").glob("*/target-*")):
                 assert time.monotonic() < deadline

@@ -124,8 +124,8 @@ def test_lock_of_a_directory_never_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["EIO", "EINTR"])
 def test_lost_reply_is_an_error_after_the_rename(tmp_path: Path, how: LostReply) -> None:
-    options = {"lose_reply": 2, "lose_reply_prefix": "retired-", "lose_reply_how": how}
-    with mounted_fuse("honours", tmp_path / "store", tmp_path / "root", **options) as mount:
+    store, root = tmp_path / "store", tmp_path / "root"
+    with mounted_fuse("honours", store, root, lose_reply=2, lose_reply_prefix="retired-", lose_reply_how=how) as mount:
         for name in ("a", "b", "c"):
             (mount.root / name).write_text(name)
         assert rename(mount.root, "a", "not-counted", RENAME_NOREPLACE) == 0
@@ -197,8 +197,10 @@ def test_daemon_ends_with_its_parent(tmp_path: Path) -> None:
         "    print(mount.daemon.pid, flush=True)\n    sys.stdin.read()\n"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", code, tmp_path], env=environment, **pipes) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdout is not None
         daemon = os.pidfd_open(int(parent.stdout.readline()))
         assert is_mounted(tmp_path / "root")
         parent.kill()

@@ -9,6 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
@@ -70,7 +71,9 @@ def test_one_of_16_processes_wins_each_of_60_rounds(tmp_path: Path, course: Cour
 
 @pytest.mark.faults
 @pytest.mark.parametrize("course", [RETIREMENT, PUBLICATION], ids=["retirement", "publication"])
-def test_one_of_16_processes_wins_each_of_1000_rounds(tmp_path: Path, course: Course, capsys) -> None:
+def test_one_of_16_processes_wins_each_of_1000_rounds(
+    tmp_path: Path, course: Course, capsys: pytest.CaptureFixture[str]
+) -> None:
     counts = check_fair(tmp_path, course, rounds=1000)
     with capsys.disabled():
         print(f"\n{_RACERS} processes, 1000 rounds: {dict(counts)}")
@@ -129,7 +132,15 @@ def race(directory: Path, course: Course, rename: Rename, *, rounds: int) -> lis
     return [list(seen) for seen in zip(*told, strict=True)]
 
 
-def run(directory, course, rename, rounds, number, barrier, writer) -> None:
+def run(
+    directory: Path,
+    course: Course,
+    rename: Rename,
+    rounds: int,
+    number: int,
+    barrier: Barrier,
+    writer: Connection,
+) -> None:
     """Be one of the racers."""
     outcomes = []
     for round_ in range(rounds):
