@@ -52,9 +52,9 @@ class FuseMount:
     daemon: subprocess.Popen[bytes]
 
     def end(self) -> None:
-        """End the daemon, which unmounts; a request that it held fails."""
-        self.daemon.terminate()
-        self.daemon.wait(_END_S)
+        """Kill the daemon: a request that it held fails, and so does every other one from here on."""
+        self.daemon.kill()
+        self.daemon.wait()
 
 
 @contextlib.contextmanager
@@ -86,7 +86,12 @@ def mounted_fuse(
     Raises:
         AssertionError: It cannot be mounted; or it is still in use at the end, after a body that did not fail.
     """
-    words = [f"--window-ms={window_ms}", f"--lose-reply={lose_reply}", f"--lose-reply-how={lose_reply_how}"]
+    words = [
+        f"--parent={os.getpid()}",
+        f"--window-ms={window_ms}",
+        f"--lose-reply={lose_reply}",
+        f"--lose-reply-how={lose_reply_how}",
+    ]
     words.append(f"--lose-reply-prefix={lose_reply_prefix}")
     words += ["--no-flock"] * (not flock) + ["--fail-fsyncdir"] * fail_fsyncdir
     for directory in (backing, mount_point):

@@ -41,9 +41,9 @@ _OPTIONS: Final = {"ext4": ("loop",), "xfs": ("loop",), "btrfs": ("loop", "commi
 _RELEASE_S: Final = 30.0
 
 #: FS_IOC_SHUTDOWN (linux/fs.h; as XFS_IOC_GOINGDOWN and EXT4_IOC_SHUTDOWN in older headers): _IOR('X', 125, __u32).
-_SHUTDOWN: Final = 0x8004587D
-#: Stop at once and write nothing more, not even the log (FS_SHUTDOWN_FLAGS_NOLOGFLUSH).
-_SHUTDOWN_WITHOUT_LOG: Final = 2
+SHUTDOWN: Final = 0x8004587D
+#: Its argument: stop at once and write nothing more, not even the log (FS_SHUTDOWN_FLAGS_NOLOGFLUSH, which is 2).
+WITHOUT_LOG: Final = struct.pack("=I", 2)
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,10 @@ class Image:
     path: Path
     root: Path
 
+    def sync(self) -> None:
+        """Hand everything that was written so far to the device; other file systems are left alone."""
+        _run("sync", "--file-system", self.root)
+
     def stop(self) -> None:
         """Cut the power: nothing that the file system has not written by now will be there after `restart`.
 
@@ -74,7 +78,7 @@ class Image:
             return
         fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            fcntl.ioctl(fd, _SHUTDOWN, struct.pack("=I", _SHUTDOWN_WITHOUT_LOG))
+            fcntl.ioctl(fd, SHUTDOWN, WITHOUT_LOG)
         finally:
             os.close(fd)
 
@@ -85,7 +89,7 @@ class Image:
             AssertionError: It cannot be unmounted, or what is left cannot be mounted.
         """
         _run("umount", self.root)
-        self._wait_for_loop_device()
+        self.wait_until_free()
         if self._copy.exists():
             self._copy.replace(self.path)
         self.mount()
@@ -99,10 +103,14 @@ class Image:
         """Mount the image at `root`; the loop device goes with the mount."""
         _run("mount", "-t", self.kind, "-o", ",".join(_OPTIONS[self.kind]), self.path, self.root)
 
-    def _wait_for_loop_device(self) -> None:
-        """Wait until the device is free: a mount namespace that somebody made meanwhile has a copy of the mount."""
+    def wait_until_free(self) -> None:
+        """Wait until no device holds the file: a mount namespace that was made meanwhile has a copy of the mount.
+
+        Raises:
+            AssertionError: That takes too long.
+        """
         deadline = time.monotonic() + _RELEASE_S
-        while str(self.path) in map(_read_line, Path("/sys/block").glob("loop*/loop/backing_file")):
+        while os.path.realpath(self.path) in map(_read_line, Path("/sys/block").glob("loop*/loop/backing_file")):
             assert time.monotonic() < deadline, f"another mount namespace still holds {self.path}"
             time.sleep(0.01)
 
@@ -136,16 +144,30 @@ def mounted(kind: Kind, directory: Path, *, size_mib: int | None = None, words: 
         size_mib: Size of the sparse image.
         words: More words for the command that makes the file system.
     """
-    image = Image(kind, directory / "image", directory / "root")
-    with open(image.path, "xb") as file:
+    path = directory / "image"
+    make_image(kind, path, size_mib=size_mib, words=words)
+    with attached(kind, path, directory / "root") as image:
+        yield image
+    path.unlink()
+
+
+def make_image(kind: Kind, path: Path, *, size_mib: int | None = None, words: Sequence[str] = ()) -> None:
+    """Make the file `path` an empty file system; the arguments are those of `mounted`."""
+    with open(path, "xb") as file:
         file.truncate((size_mib or _SIZE_MIB[kind]) << 20)
     maker, *rest = _MAKE[kind]
-    _run(_command(maker) or maker, *rest, *words, image.path)
-    image.root.mkdir()
-    with _unmounted_afterwards(image.root):
+    _run(_command(maker) or maker, *rest, *words, path)
+
+
+@contextlib.contextmanager
+def attached(kind: Kind, path: Path, root: Path) -> Iterator[Image]:
+    """Mount the image `path`, which is there already, at `root`, which is made where it is missing."""
+    image = Image(kind, path, root)
+    root.mkdir(exist_ok=True)
+    with _unmounted_afterwards(root):
         image.mount()
         yield image
-    image.path.unlink()
+    image.wait_until_free()
 
 
 @contextlib.contextmanager

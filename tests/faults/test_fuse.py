@@ -147,7 +147,7 @@ def test_server_that_never_replies(tmp_path: Path, how: LostReply, children) -> 
             assert client.poll() is None
             mount.end()
         answer = int(client.stdout.readline())
-        assert answer in (errno.EIO, errno.ECONNABORTED, errno.ENOTCONN)
+        assert answer in (errno.ECONNABORTED, errno.ENOTCONN)
         assert contents(mount.backing) == {"new": "old"}
 
 
@@ -182,8 +182,7 @@ def test_failure_inside_leaves_neither_mount_nor_process(tmp_path: Path) -> None
 
 def test_dead_daemon_leaves_no_mount(tmp_path: Path) -> None:
     with mounted_fuse("honours", tmp_path / "store", tmp_path / "root") as mount:
-        mount.daemon.kill()
-        mount.daemon.wait()
+        mount.end()
         with pytest.raises(OSError, match="not connected"):
             os.listdir(mount.root)
     assert not is_mounted(tmp_path / "root")

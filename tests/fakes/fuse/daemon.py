@@ -5,15 +5,19 @@ locks of files are those of the directory below, and a request is answered befor
 directories never leave a client: the kernel does not hand them to a FUSE file system.
 
 Usage: daemon.py [options] MODE BACKING MOUNT_POINT. It prints one line when the mount is there and ends when it is
-unmounted, or with its parent. `libfuse3` is taken from the variable FUSE_LIBRARY_PATH.
+unmounted, or when `--parent` ends. `libfuse3` is taken from the variable FUSE_LIBRARY_PATH.
 """
 
 import argparse
+import contextlib
 import errno
 import fcntl
 import os
+import select
 import signal
 import stat
+import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -43,8 +47,8 @@ class Store(mfusepy.Operations):  # type: ignore[misc]
         self._root = os.open(options.backing, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._rename: Callable[[str, str, int], None] = {
             "honours": self._rename_honouring,
-            "rejects": self._rename_rejecting,
-            "unknown": self._rename_not_knowing,
+            "rejects": self._rename_refusing,
+            "unknown": self._rename_refusing,
             "ignores": self._rename_ignoring,
             "ignores-stale": self._rename_ignoring,
             "checks-first": self._rename_checking_first,
@@ -71,14 +75,10 @@ class Store(mfusepy.Operations):  # type: ignore[misc]
         self._widen_window()
         syscalls.renameat2(old, new, flags, src_dir_fd=self._root, dst_dir_fd=self._root)
 
-    def _rename_rejecting(self, old: str, new: str, flags: int) -> None:
+    def _rename_refusing(self, old: str, new: str, flags: int) -> None:
         if flags:
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        self._replace(old, new)
-
-    def _rename_not_knowing(self, old: str, new: str, flags: int) -> None:
-        if flags:
-            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+            number = errno.EINVAL if self._options.mode == "rejects" else errno.ENOSYS
+            raise OSError(number, os.strerror(number))
         self._replace(old, new)
 
     def _rename_ignoring(self, old: str, new: str, flags: int) -> None:
@@ -91,20 +91,13 @@ class Store(mfusepy.Operations):  # type: ignore[misc]
     def _rename_checking_first(self, old: str, new: str, flags: int) -> None:
         if flags & ~syscalls.RENAME_NOREPLACE:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        if flags and self._exists(new):
+        if flags and os.path.lexists(os.path.join(self._options.backing, new)):
             raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
         self._widen_window()
         self._replace(old, new)
 
     def _replace(self, old: str, new: str) -> None:
         os.replace(old, new, src_dir_fd=self._root, dst_dir_fd=self._root)
-
-    def _exists(self, name: str) -> bool:
-        try:
-            os.stat(name, dir_fd=self._root, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        return True
 
     def _widen_window(self) -> None:
         """Give another client time between what was checked for this rename and the rename."""
@@ -166,34 +159,10 @@ class Store(mfusepy.Operations):  # type: ignore[misc]
         os.link(_below(source), _below(target), src_dir_fd=self._root, dst_dir_fd=self._root, follow_symlinks=False)
         return 0
 
-    def symlink(self, target: str, source: str) -> int:
-        """Make `target` a symbolic link to `source`."""
-        os.symlink(source, _below(target), dir_fd=self._root)
-        return 0
-
-    def readlink(self, path: str) -> str:
-        """Return where a symbolic link leads."""
-        return os.readlink(_below(path), dir_fd=self._root)
-
     def chmod(self, path: str, mode: int) -> int:
         """Change permission bits."""
         os.chmod(_below(path), stat.S_IMODE(mode), dir_fd=self._root)
         return 0
-
-    def chown(self, path: str, uid: int, gid: int) -> int:
-        """Change the owner."""
-        os.chown(_below(path), uid, gid, dir_fd=self._root, follow_symlinks=False)
-        return 0
-
-    def utimens(self, path: str, times: tuple[int, int] | None = None) -> int:
-        """Change the times, which are nanoseconds."""
-        os.utime(_below(path), ns=times or (time.time_ns(),) * 2, dir_fd=self._root, follow_symlinks=False)
-        return 0
-
-    def statfs(self, path: str) -> dict[str, int]:
-        """Return size and free space of the file system below."""
-        status = os.fstatvfs(self._root)
-        return {name: getattr(status, name) for name in dir(status) if name.startswith("f_") and name != "f_fsid"}
 
     # --- open files ---
 
@@ -274,12 +243,20 @@ def _attributes(status: os.stat_result) -> dict[str, Any]:
 
 def _lose_reply(how: str) -> None:
     """Do what a client sees where the server has done its part and the answer is lost."""
-    if how == "hang":
+    while how == "hang":
         signal.pause()
-    elif how == "die":
+    if how == "die":
         os._exit(1)
-    number = {"EIO": errno.EIO, "EINTR": errno.EINTR, "hang": errno.EIO}[how]
+    number = {"EIO": errno.EIO, "EINTR": errno.EINTR}[how]
     raise OSError(number, os.strerror(number))
+
+
+def _end_with(parent: int, mount_point: str) -> None:
+    """Unmount and end once `parent` has ended. A death signal may come just before the library waits, and be missed."""
+    with contextlib.suppress(ProcessLookupError):  # it has ended already
+        select.select([os.pidfd_open(parent)], [], [])
+    subprocess.run(["fusermount3", "-u", "-z", "--", mount_point], stderr=subprocess.DEVNULL)
+    os._exit(1)
 
 
 def _parse() -> argparse.Namespace:
@@ -288,6 +265,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("mode", choices=modes, help="what happens to the flags of a rename")
     parser.add_argument("backing", help="the directory below")
     parser.add_argument("mount_point")
+    parser.add_argument("--parent", type=int, default=0, metavar="PID", help="unmount and end when this process ends")
     parser.add_argument("--window-ms", type=float, default=0, help="wait between the check and the rename")
     parser.add_argument("--no-flock", action="store_true", help="let the locks of files stay on each client")
     parser.add_argument("--fail-fsyncdir", action="store_true", help="answer EIO to every fsync of a directory")
@@ -300,7 +278,8 @@ def _parse() -> argparse.Namespace:
 def main() -> None:
     """Mount and serve until unmounted."""
     options = _parse()
-    syscalls.set_parent_death_signal(signal.SIGTERM)
+    if options.parent:
+        threading.Thread(target=_end_with, args=(options.parent, options.mount_point), daemon=True).start()
     os.umask(0)
     _Server(
         Store(options) if options.no_flock else LockingStore(options),
