@@ -7,6 +7,12 @@ error never needs a new number. `berth run` has its own codes, because the other
 
 from typing import ClassVar
 
+#: `berth epoch` and `berth campaign`: retired epochs could not be reclaimed (epoch design, the original runner's code).
+RECLAIM_FAILED = 66
+#: `berth epoch` and `berth campaign`: the root is not fit for work-state (epoch design, section 5).
+ROOT_REFUSED = 67
+#: `berth epoch` and `berth campaign`: an epoch could not be retired (epoch design, section 5).
+RETIRE_FAILED = 72
 #: `berth run`: the time limit ended the command (the same number as coreutils `timeout`).
 RUN_TIMED_OUT = 124
 #: `berth run`: berth itself failed or refused, bad options included.
@@ -26,6 +32,9 @@ EXIT_CODES: dict[int, str] = {
     3: "partly done",
     4: "forbidden by the present state",
     5: "an ability is missing on this host",
+    RECLAIM_FAILED: "`berth epoch`: retired epochs could not be reclaimed",
+    ROOT_REFUSED: "`berth epoch`: the root is not fit for work-state",
+    RETIRE_FAILED: "`berth epoch`: an epoch could not be retired",
     RUN_TIMED_OUT: "`berth run`: the time limit ended the command",
     RUN_FAILED: "`berth run`: berth itself failed or refused, bad options included",
     RUN_NOT_EXECUTABLE: "`berth run`: the command could not be executed",
@@ -47,6 +56,8 @@ class BerthError(Exception):
     """
 
     code: ClassVar[int] = 1
+    #: Exit code of this one failure where the verb has a number of its own for it.
+    exit_code: int | None = None
 
     def __init__(self, name: str, message: str, fix: str = "") -> None:
         super().__init__(message)

@@ -2,8 +2,9 @@
 
     /etc/berth/config.toml                  for everybody; must belong to root or the caller, unwritable for others
     $XDG_CONFIG_HOME/berth/config.toml      for one user; not read for root
-    BERTH_STATE_ROOT                        environment
-    --state-root DIR                        options of the command
+    BERTH_STATE_ROOT, BERTH_TRUST_NETWORK,
+    BERTH_ALLOW_VOLATILE                    environment
+    --state-root DIR, --trust-network, ...  options of the command
 
 Every key is checked: an unknown one is refused with the nearest that exists, never ignored.
 """
@@ -18,13 +19,27 @@ from typing import Final
 
 import msgspec
 
+from berth.epoch.capability import Accepted
 from berth.errors import MalformedError
 
 #: Settings of the whole machine.
 SYSTEM_FILE: Final = "/etc/berth/config.toml"
-_KNOWN: Final = "state_root, and user in the table [sandbox]"
+_KNOWN: Final = "state_root; trust_network, allow_volatile and reclaim_at_start in the table [epoch]; user in [sandbox]"
+_YES: Final = ("1", "true", "yes", "on")
+_NO: Final = ("", "0", "false", "no", "off")
 _MAX_BYTES: Final = 1 << 20
 _ROOT_STATE: Final = "/var/lib/berth"
+
+
+class EpochSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Settings of work-state, table `[epoch]`."""
+
+    #: Accept a state root on a network or FUSE file system: no other client uses it.
+    trust_network: bool = False
+    #: Accept a state root that a restart or a power cut empties.
+    allow_volatile: bool = False
+    #: Make one bounded reclaim step whenever a run starts.
+    reclaim_at_start: bool = True
 
 
 class SandboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -39,14 +54,24 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     #: Directory of records and work-state; absolute.
     state_root: str | None = None
+    epoch: EpochSettings = EpochSettings()
     sandbox: SandboxSettings = SandboxSettings()
 
 
-def load_settings(*, state_root: str | None = None) -> Settings:
+def load_settings(
+    *,
+    state_root: str | None = None,
+    trust_network: bool = False,
+    allow_volatile: bool = False,
+    needs_root: bool = True,
+) -> Settings:
     """Return the settings of this process.
 
     Args:
         state_root: Value of `--state-root`, or None.
+        trust_network: Whether `--trust-network` was given.
+        allow_volatile: Whether `--allow-volatile` was given.
+        needs_root: Whether the state root is wanted; it is None where nothing names one and it is not.
 
     Raises:
         MalformedError: A file is not TOML, holds an unknown key or a wrong value, or others could write it.
@@ -62,8 +87,18 @@ def load_settings(*, state_root: str | None = None) -> Settings:
         raise _bad(f"BERTH_STATE_ROOT is {from_environment!r}, not an absolute path", "Write the whole path, from /.")
     if state_root and state_root.startswith("~"):
         raise _bad(f"--state-root is {state_root!r}, and only a shell knows what ~ means", "Write it without quotes.")
-    chosen = state_root or from_environment or settings.state_root or default_state_root()
-    return msgspec.structs.replace(settings, state_root=os.path.abspath(chosen))
+    chosen = state_root or from_environment or settings.state_root or (default_state_root() if needs_root else None)
+    epoch = msgspec.structs.replace(
+        settings.epoch,
+        trust_network=trust_network or _switch("BERTH_TRUST_NETWORK", settings.epoch.trust_network),
+        allow_volatile=allow_volatile or _switch("BERTH_ALLOW_VOLATILE", settings.epoch.allow_volatile),
+    )
+    return msgspec.structs.replace(settings, state_root=os.path.abspath(chosen) if chosen else None, epoch=epoch)
+
+
+def accepted(settings: Settings) -> Accepted:
+    """Return what the operator accepts of the file system of a state root."""
+    return Accepted(network=settings.epoch.trust_network, volatile=settings.epoch.allow_volatile)
 
 
 def default_state_root() -> str:
@@ -94,6 +129,18 @@ def sandbox_account(settings: Settings) -> tuple[int, int, tuple[int, ...]] | No
 def settings_directories() -> tuple[str, ...]:
     """Return the directories that hold the settings files of this process, whether they exist or not."""
     return tuple(os.path.dirname(path) for path in _files())
+
+
+def _switch(variable: str, otherwise: bool) -> bool:
+    """Return the switch that an environment variable sets, or `otherwise` where it is not set."""
+    value = os.environ.get(variable)
+    if value is None:
+        return otherwise
+    if value.lower() in _YES:
+        return True
+    if value.lower() in _NO:
+        return False
+    raise _bad(f"{variable} is {value!r}, neither yes nor no", f"Set it to 1 or 0, or unset it: unset {variable}")
 
 
 def _files() -> list[str]:
@@ -154,7 +201,7 @@ def _merge(into: dict[str, object], new: dict[str, object]) -> None:
 def _nearest(message: str) -> str:
     """Return a hint where `message` names an unknown key that resembles a known one."""
     quoted = message.split("`")
-    known = [*Settings.__struct_fields__, *SandboxSettings.__struct_fields__]
+    known = [*Settings.__struct_fields__, *EpochSettings.__struct_fields__, *SandboxSettings.__struct_fields__]
     near = difflib.get_close_matches(quoted[1], known, n=1) if len(quoted) > 1 and "unknown field" in message else []
     return f"; perhaps you meant {near[0]!r}" if near else ""
 

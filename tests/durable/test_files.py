@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from berth.durable.files import (
+    durable_link,
     durable_makedirs,
     durable_rename_noreplace,
     durable_replace,
+    durable_unlink,
     durable_write,
     fsync_directory,
     list_names,
@@ -36,7 +38,7 @@ else:
 
 def call(strace: Callable[..., Any], function: str, *arguments: object, **options: Any) -> tuple[Any, list[str]]:
     """Run one durable function under strace; return what it raised and the calls it made."""
-    trace = options.pop("trace", "fsync,renameat2,rename,renameat")
+    trace = options.pop("trace", "fsync,renameat2,?rename,?renameat")
     traced = strace(ONE_CALL, function, json.dumps([str(a) for a in arguments]), trace=trace, **options)
     return json.loads(traced.output), traced.calls
 
@@ -467,3 +469,91 @@ def test_names_are_read_anew(work: Path) -> None:
         assert list_names(fd) == list_names(fd)
     finally:
         os.close(fd)
+
+
+@pytest.mark.parametrize("answer", ["EIO", "EINVAL", "EACCES", "EXDEV"])
+def test_error_of_a_rename_on_a_local_disk_is_an_answer(strace, work: Path, answer: str) -> None:
+    make(work / "source", "file")
+    raised, calls = call(
+        strace, "durable_rename_noreplace", work / "source", work / "destination", inject=[f"renameat2:error={answer}"]
+    )
+    assert raised[1:] == [getattr(errno, answer), str(work / "source"), str(work / "destination")]
+    assert raised[0] != "UncertainError"
+    assert len(calls) == 1
+
+
+# --- second names, and names that go ---------------------------------------------------------------------------------
+
+
+def test_link_is_a_second_name_and_one_sync(strace, work: Path) -> None:
+    (work / "to").mkdir()
+    make(work / "source", "file")
+    raised, calls = call(
+        strace, "durable_link", work / "source", work / "to" / "destination", trace="fsync,linkat,?link"
+    )
+    assert raised is None
+    assert [line.split("(")[0] for line in calls] == ["linkat", "fsync"]
+    assert f"<{work}/to>)" in calls[1]
+    assert (work / "source").samefile(work / "to" / "destination")
+
+
+@pytest.mark.parametrize("destination", KINDS)
+def test_link_never_replaces(strace, work: Path, destination: str) -> None:
+    make(work / "source", "file")
+    make(work / "destination", destination)
+    before = snapshot(work)
+    raised, calls = call(strace, "durable_link", work / "source", work / "destination", trace="fsync,linkat,?link")
+    assert raised == ["FileExistsError", errno.EEXIST, str(work / "source"), str(work / "destination")]
+    assert len(calls) == 1
+    assert snapshot(work) == before
+
+
+def test_link_does_not_follow_the_last_link(work: Path) -> None:
+    make(work / "source", "dangling link")
+    durable_link(str(work / "source"), str(work / "destination"))
+    assert os.readlink(work / "destination") == "nowhere"
+
+
+def test_link_without_synced_directory_is_uncertain(strace, work: Path) -> None:
+    make(work / "source", "file")
+    raised, _ = call(
+        strace, "durable_link", work / "source", work / "destination", trace="fsync", inject=["fsync:error=EIO"]
+    )
+    assert raised == ["UncertainError", errno.EIO, str(work / "source"), str(work / "destination")]
+    assert (work / "destination").exists()
+
+
+def test_unlink_is_one_sync(strace, work: Path) -> None:
+    make(work / "file", "file")
+    raised, calls = call(strace, "durable_unlink", work / "file", trace="fsync,unlinkat,?unlink")
+    assert raised is None
+    assert [line.split("(")[0] for line in calls] == ["unlink", "fsync"]
+    assert not (work / "file").exists()
+
+
+@pytest.mark.parametrize(("kind", "answer"), [("empty directory", errno.EISDIR), (None, errno.ENOENT)])
+def test_unlink_of_what_is_no_file_is_refused_and_syncs_nothing(
+    strace, work: Path, kind: str | None, answer: int
+) -> None:
+    if kind:
+        make(work / "name", kind)
+    raised, calls = call(strace, "durable_unlink", work / "name", trace="fsync,unlinkat,?unlink")
+    assert raised[1:] == [answer, str(work / "name"), None]
+    assert len(calls) == 1
+
+
+def test_unlink_without_synced_directory_is_uncertain(strace, work: Path) -> None:
+    make(work / "file", "file")
+    raised, _ = call(strace, "durable_unlink", work / "file", trace="fsync", inject=["fsync:error=EIO"])
+    assert raised[:3] == ["UncertainError", errno.EIO, str(work / "file")]
+    assert not (work / "file").exists()
+
+
+@pytest.mark.parametrize("path", ["", "a/", ".", "a/..", "a\0b"])
+def test_link_and_unlink_want_a_name(work: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(work)
+    make(work / "victim", "file")
+    for change in (lambda: durable_unlink(path), lambda: durable_link("victim", path)):
+        with pytest.raises(ValueError, match="name of a directory entry"):
+            change()
+    assert os.listdir(work) == ["victim"]

@@ -21,11 +21,12 @@ from berth.launch.request import RunRequest
 
 EPOCH = "ab" * 32
 NOW = 1_700_000_000.25
+STORAGE: dict[str, object] = {"file_system": "ext4", "medium": "local", "durable": True}
 
 
 def document(**asked: Any) -> dict[str, object]:
     request = RunRequest(**{"command": ("true",), "workspace": "/work", **asked})
-    return request_document(EPOCH, request, boot_id="boot", pid=12, start_ticks=345, now=NOW)
+    return request_document(EPOCH, request, storage=STORAGE, boot_id="boot", pid=12, start_ticks=345, now=NOW)
 
 
 def record(ending: Ending, **seen: Any) -> dict[str, object]:
@@ -54,6 +55,7 @@ def test_request_on_the_host() -> None:
         "cores_asked": {"cores": None, "cpus": None, "shared": False},
         "timeout_seconds": None,
         "requested_at": "2023-11-14T22:13:20.250Z",
+        "storage": {"file_system": "ext4", "medium": "local", "durable": True},
         "berth": {"boot_id": "boot", "pid": 12, "start_ticks": 345},
     }
 

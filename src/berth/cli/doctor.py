@@ -11,6 +11,7 @@ import click
 
 from berth import __version__
 from berth.cli.completion import directories
+from berth.cli.options import accepting_options
 
 if TYPE_CHECKING:
     from berth.doctor.abilities import Ability
@@ -41,31 +42,34 @@ _FIXED_SPACE: Final = "\N{NO-BREAK SPACE}"
 @click.option(
     "--fs", "directory", metavar="DIR", shell_complete=directories, help="Only try whether work-state can lie in DIR."
 )
+@accepting_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
-def command(*, directory: str | None, as_json: bool) -> int:
+def command(*, directory: str | None, trust_network: bool, allow_volatile: bool, as_json: bool) -> int:
     """Try what berth can use on this host, and say what works, what does not, and what mends it.
 
     Everything is tried on the real object and nothing is derived from a version: namespaces are made, a sandbox is set
     up, names are renamed, cores are locked, ranks are run. Nothing is left behind, no NPU is opened.
     """
     from berth.doctor import checks
-    from berth.doctor.abilities import WORKS, document, summary
+    from berth.doctor.abilities import DOES_NOT, document, summary
+    from berth.settings import accepted, load_settings, sandbox_account
 
+    settings = load_settings(trust_network=trust_network, allow_volatile=allow_volatile, needs_root=directory is None)
     if directory is None:
-        from berth.settings import load_settings, sandbox_account
-
-        settings = load_settings()
         assert settings.state_root is not None
-        found = checks.look(state_root=settings.state_root, sandbox_user=sandbox_account(settings))
+        found = checks.look(
+            state_root=settings.state_root, accepted=accepted(settings), sandbox_user=sandbox_account(settings)
+        )
     else:
-        found = [checks.look_at_file_system(os.path.abspath(directory) if directory else "")]
+        path = os.path.abspath(directory) if directory else ""
+        found = [checks.look_at_file_system(path, accepted(settings))]
     kernel = os.uname().release
     if as_json:
         click.echo(json.dumps(document(found, berth=__version__, kernel=kernel), indent=2))
     else:
         _print(found)
         _echo(f"{summary(found)} (berth {__version__}, Linux {kernel}).")
-    return 5 if directory is not None and found[0].level != WORKS else 0
+    return 5 if directory is not None and found[0].level == DOES_NOT else 0
 
 
 def _print(found: "list[Ability]") -> None:

@@ -19,6 +19,7 @@ from berth.errors import RUN_FAILED, SIGNAL_BASE, BerthError
 #: Verb, module below berth.cli, one line of help. A test compares the lines with the verbs' own help.
 VERBS: Final = {
     "run": ("run", "Give a command its place: cores, sandbox, durable record."),
+    "epoch": ("epoch", "Examine, list, retire and reclaim the work-state of runs."),
     "doctor": ("doctor", "Say what works on this host, what does not, and what mends it."),
     "demo": ("demo", "See berth at work on this machine, in half a minute."),
     "completion": ("completion", "Print the completion script for a shell."),
@@ -108,8 +109,10 @@ def _report(words: list[str], error: BerthError, code: int) -> int:
     `berth run` keeps the low codes for the command it runs: a failure of berth itself is 125 there, unless the error
     carries a code of its own.
     """
-    if words[:1] == ["run"]:
-        code = getattr(error, "exit_code", RUN_FAILED)
+    if error.exit_code is not None:
+        code = error.exit_code
+    elif words[:1] == ["run"]:
+        code = RUN_FAILED
     if _asks_for_json(words):
         import json
 
@@ -129,6 +132,9 @@ def _told(error: OSError) -> str:
 def _asks_for_json(words: list[str]) -> bool:
     """Say whether `--json` stands among berth's own options, before the command of `berth run` begins."""
     verb = cli.get_command(click.Context(cli), words[0]) if words else None
+    if isinstance(verb, click.Group):
+        words = words[1:]
+        verb = verb.get_command(click.Context(verb), words[0]) if words else None
     options = verb.params if verb else []
     with_value = {
         name for option in options if isinstance(option, click.Option) and not option.is_flag for name in option.opts

@@ -4,11 +4,16 @@ import contextlib
 import json
 import os
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from berth.cli.completion import directories, files
-from berth.errors import RUN_TIMED_OUT, MalformedError
+from berth.cli.options import accepting_options
+from berth.errors import RUN_TIMED_OUT, BerthError, MalformedError
+
+if TYPE_CHECKING:
+    from berth.epoch.epoch import EpochRoot
 
 _EPILOG = """\b
 Examples:
@@ -43,6 +48,7 @@ Records: <state root>/records/, one JSON file per run.
     help="Directory the command works in.  [default: this directory]",
 )
 @click.option("--state-root", metavar="DIR", shell_complete=directories, help="Directory of records and work-state.")
+@accepting_options
 @click.option("--timeout", type=float, metavar="SECONDS", help="End the command after this time (exit status 124).")
 @click.option("--json", "as_json", is_flag=True, help="Print the record on stdout; COMMAND's output goes to stderr.")
 @click.argument("command", nargs=-1, metavar="-- COMMAND...", type=click.UNPROCESSED, shell_complete=files)
@@ -54,6 +60,8 @@ def command(
     share_cores: bool,
     workspace: str | None,
     state_root: str | None,
+    trust_network: bool,
+    allow_volatile: bool,
     timeout: float | None,
     as_json: bool,
     command: tuple[str, ...],
@@ -71,9 +79,9 @@ def command(
     from berth.launch.request import RunRequest, check_request
     from berth.launch.run import start
     from berth.linux.signals import SignalInbox
-    from berth.settings import load_settings, sandbox_account, settings_directories
+    from berth.settings import accepted, load_settings, sandbox_account, settings_directories
 
-    settings = load_settings(state_root=state_root)
+    settings = load_settings(state_root=state_root, trust_network=trust_network, allow_volatile=allow_volatile)
     assert settings.state_root is not None
     request = RunRequest(
         command=command,
@@ -87,12 +95,14 @@ def command(
         settings_directories=settings_directories(),
     )
     check_request(request)
-    with EpochRoot(settings.state_root) as root:
+    with EpochRoot(settings.state_root, accepted=accepted(settings)) as root:
         for left in recover(root):
             if left.error is not None:
                 _note(left.error.message)
             elif left.processes_ended:
                 _note(f"{_processes(left.processes_ended)} of the killed run {left.epoch[:12]}... had to be ended")
+        if settings.epoch.reclaim_at_start:
+            _reclaim(root)
         run = start(request, root, sandbox_user=sandbox_account(settings) if sandbox else None)
         with SignalInbox() as inbox:
             finished = run.wait(inbox)
@@ -107,6 +117,16 @@ def command(
         with contextlib.suppress(BrokenPipeError):  # nobody wants it; the command's own status still counts
             print(json.dumps(finished.record, indent=2), flush=True)
     return finished.exit_code
+
+
+def _reclaim(root: "EpochRoot") -> None:
+    """Make one reclaim step; a root that is not in order keeps no command from running."""
+    from berth.epoch.reclaim import reclaim
+
+    try:
+        reclaim(root)
+    except BerthError as error:
+        _note(f"{error.message}. {error.fix}")
 
 
 def _directory(workspace: str | None) -> str:

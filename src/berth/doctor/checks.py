@@ -9,6 +9,7 @@ from typing import Final
 from berth.doctor import cores, isolation, mpi, npu, storage
 from berth.doctor.abilities import DOES_NOT, Ability, excuse_user_namespaces
 from berth.doctor.deadline import NoAnswerError, Trial, start
+from berth.epoch.capability import Accepted
 from berth.sandbox.bubblewrap import User
 
 #: How long a check may take.
@@ -19,11 +20,12 @@ _MPI_TIMEOUT_S: Final = 3 * mpi.RUN_TIMEOUT_S + 2.0
 Check = tuple[str, Callable[[], Ability], float]
 
 
-def look(*, state_root: str, sandbox_user: User | None) -> list[Ability]:
+def look(*, state_root: str, accepted: Accepted, sandbox_user: User | None) -> list[Ability]:
     """Try everything berth can use on this host; nothing is left behind, and no check can hang or crash the others.
 
     Args:
         state_root: Absolute path of the state root; it need not exist.
+        accepted: What the settings accept of its file system.
         sandbox_user: (uid, gid, supplementary gids) of `sandbox.user` in the settings, or None.
     """
     found = _carry_out(
@@ -32,7 +34,7 @@ def look(*, state_root: str, sandbox_user: User | None) -> list[Ability]:
             ("bubblewrap", partial(isolation.bubblewrap, sandbox_user), TIMEOUT_S),
             ("seccomp", isolation.seccomp, TIMEOUT_S),
             ("sandbox user", partial(isolation.sandbox_user, sandbox_user), TIMEOUT_S),
-            ("state root", partial(storage.state_root, state_root), TIMEOUT_S),
+            ("state root", partial(storage.state_root, state_root, accepted), TIMEOUT_S),
             ("cpuset", cores.cpuset, TIMEOUT_S),
             ("claims", cores.claims, TIMEOUT_S),
             ("NPU driver", npu.npu_driver, TIMEOUT_S),
@@ -43,14 +45,14 @@ def look(*, state_root: str, sandbox_user: User | None) -> list[Ability]:
     return found
 
 
-def look_at_file_system(path: str) -> Ability:
+def look_at_file_system(path: str, accepted: Accepted) -> Ability:
     """Try whether work-state can lie in the directory `path`.
 
     Raises:
         MalformedError: It is not a directory.
     """
     storage.check_directory(path)
-    return _carry_out([("file system", partial(storage.file_system, path), TIMEOUT_S)])[0]
+    return _carry_out([("file system", partial(storage.file_system, path, accepted), TIMEOUT_S)])[0]
 
 
 def _carry_out(checks: Sequence[Check]) -> list[Ability]:

@@ -1,46 +1,37 @@
-"""Does a directory refuse to replace a name? Tried inside it, where work-state would lie.
+"""Does a directory refuse to replace a name? Tried inside it, where work-state would lie."""
 
-A state root that exists is probed as every run does it. Everywhere else the probe gets a directory of its own,
-`.berth-doctor-<random>`, removed afterwards: it needs no lock that way, and leaves no lock file in a directory that is
-not berth's.
-"""
-
-import contextlib
 import os
 import shlex
-import tempfile
-from collections.abc import Iterator
 from typing import Final
 
-from berth.doctor.abilities import DOES_NOT, WORKS, Ability
-from berth.epoch.capability import probe_noreplace
+from berth.doctor.abilities import DOES_NOT, LESS, WORKS, Ability
+from berth.epoch.capability import Accepted, Capability
 from berth.epoch.epoch import EpochRoot
-from berth.errors import BerthError, MalformedError
+from berth.epoch.examine import examine
+from berth.errors import BerthError, FailedError, MalformedError
 
-PREFIX: Final = ".berth-doctor-"
 _FOUND: Final = "a rename with RENAME_NOREPLACE succeeded, and a second one onto the same name was refused"
-_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def state_root(path: str) -> Ability:
+def state_root(path: str, accepted: Accepted) -> Ability:
     """Probe the state root `path`; where there is none yet, the nearest directory above it. Nothing is created."""
     name = "state root"
     nearest = _nearest_existing(path)
     try:
         if nearest == path and os.path.isdir(path):
-            with EpochRoot(path):
-                return Ability(name=name, level=WORKS, why=f"in {path!r} {_FOUND}")
-        _probe(nearest)
+            with EpochRoot(path, accepted=accepted) as root:
+                return _ability(name, root.capability, f"in {path!r} {_FOUND}")
+        found = examine(os.path.realpath(nearest), accepted=accepted)
+    except FailedError as error:
+        why, mend = error.message, error.fix
+        if error.name == "probe-failed" and nearest != path:
+            why = f"{path!r} does not exist yet, and {why}"
+            make = f"install -d -m 700 -o {os.geteuid()} -g {os.getegid()} {shlex.quote(path)}"
+            mend = f"Make it yours, as root: `{make}`; or choose one that you may write: `export BERTH_STATE_ROOT=DIR`."
+        return Ability(name=name, level=DOES_NOT, why=why, mend=mend)
     except BerthError as error:
         return Ability(name=name, level=DOES_NOT, why=error.message, mend=error.fix)
-    except OSError as error:
-        why = f"{path!r} does not exist yet, and nothing can be made in {nearest!r}: {error.strerror}"
-        if nearest == path:
-            why = f"nothing can be made in {path!r}: {error.strerror}"
-        make = f"install -d -m 700 -o {os.geteuid()} -g {os.getegid()} {shlex.quote(path)}"
-        mend = f"Make it yours, as root: `{make}`; or choose one that you may write: `export BERTH_STATE_ROOT=DIR`."
-        return Ability(name=name, level=DOES_NOT, why=why, mend=mend)
-    return Ability(name=name, level=WORKS, why=f"{path!r} does not exist yet; in {nearest!r}, above it, {_FOUND}")
+    return _ability(name, found, f"{path!r} does not exist yet; in {nearest!r}, above it, {_FOUND}")
 
 
 def check_directory(path: str) -> None:
@@ -56,36 +47,23 @@ def check_directory(path: str) -> None:
         )
 
 
-def file_system(path: str) -> Ability:
+def file_system(path: str, accepted: Accepted) -> Ability:
     """Probe the directory `path`."""
     name = "file system"
     try:
-        _probe(path)
+        found = examine(os.path.realpath(path), accepted=accepted)
     except BerthError as error:
         return Ability(name=name, level=DOES_NOT, why=error.message, mend=error.fix)
-    except OSError as error:
-        why = f"nothing can be made in {path!r}: {error.strerror}"
-        mend = "Choose a directory that you may write, on a disk that is mounted for writing and not full."
-        return Ability(name=name, level=DOES_NOT, why=why, mend=mend)
-    return Ability(name=name, level=WORKS, why=f"in {path!r} {_FOUND}")
+    return _ability(name, found, f"in {path!r} {_FOUND}")
 
 
-def _probe(path: str) -> None:
-    with _private_directory(path) as fd:
-        probe_noreplace(fd, path)
-
-
-@contextlib.contextmanager
-def _private_directory(parent: str) -> Iterator[int]:
-    path = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
-    try:
-        fd = os.open(path, _DIRECTORY)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
-    finally:
-        os.rmdir(path)
+def _ability(name: str, found: Capability, why: str) -> Ability:
+    if found.refusal is not None:
+        return Ability(name=name, level=DOES_NOT, why=found.refusal.message, mend=found.refusal.fix)
+    if not found.durable:
+        kind = found.mount.file_system if found.mount else "unknown"
+        return Ability(name=name, level=LESS, why=f"{why}; you accepted that it is {found.medium} ({kind})")
+    return Ability(name=name, level=WORKS, why=why)
 
 
 def _nearest_existing(path: str) -> str:

@@ -12,11 +12,14 @@ import contextlib
 import errno
 import os
 import secrets
+from typing import Final
 
 from berth.errors import UncertainError
 from berth.linux import syscalls
+from berth.linux.mounts import Medium, medium_of, mount_of
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_IN_PLACE: Final = "is in place"
 
 
 def fsync_directory(path: str, *, dir_fd: int | None = None) -> None:
@@ -27,11 +30,24 @@ def fsync_directory(path: str, *, dir_fd: int | None = None) -> None:
     """
     fd = os.open(path, _DIRECTORY, dir_fd=dir_fd)
     try:
-        os.fsync(fd)
+        fsync_open_directory(fd)
     except OSError as error:
         raise OSError(error.errno, os.strerror(error.errno or 0), path) from error
     finally:
         os.close(fd)
+
+
+def fsync_open_directory(fd: int) -> None:
+    """Make the names in the open directory `fd` durable.
+
+    It is asked for its status afterwards: an xfs that has shut itself down answers the fsync(2) of a directory with
+    success (seen on Linux 6.18), and everything else with EIO.
+
+    Raises:
+        OSError: fsync(2) failed or was not carried out; what was changed in it may or may not survive.
+    """
+    os.fsync(fd)
+    os.fstat(fd)
 
 
 def durable_rename_noreplace(
@@ -52,18 +68,30 @@ def durable_rename_noreplace(
         ValueError: A path does not end in the name of an entry.
         FileExistsError: The destination exists; both sides are as they were, nothing was synced.
         OSError: The rename was refused; EOPNOTSUPP where the kernel has no such call.
-        UncertainError: The rename is visible and a directory could not be synced.
+        UncertainError: The rename is visible and a directory could not be synced, or, on a network or FUSE file system,
+            the request failed and may have been carried out.
     """
-    _check_last_name(source, src_dir_fd)
-    _check_last_name(destination, dst_dir_fd)
-    syscalls.renameat2(
+    source_in = _directory_of(source, src_dir_fd)
+    destination_in = _directory_of(destination, dst_dir_fd)
+    try:
+        syscalls.renameat2(
+            source,
+            destination,
+            syscalls.RENAME_NOREPLACE,
+            src_dir_fd=syscalls.AT_FDCWD if src_dir_fd is None else src_dir_fd,
+            dst_dir_fd=syscalls.AT_FDCWD if dst_dir_fd is None else dst_dir_fd,
+        )
+    except OSError as error:
+        _doubt(error, destination, dst_dir_fd)
+        raise
+    _sync(
         source,
         destination,
-        syscalls.RENAME_NOREPLACE,
-        src_dir_fd=syscalls.AT_FDCWD if src_dir_fd is None else src_dir_fd,
-        dst_dir_fd=syscalls.AT_FDCWD if dst_dir_fd is None else dst_dir_fd,
+        (destination_in, dst_dir_fd),
+        (source_in, src_dir_fd),
+        seen=_IN_PLACE,
+        doubt="it may be back under its old name",
     )
-    _sync_parents(source, destination, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
 
 def durable_replace(
@@ -74,12 +102,66 @@ def durable_replace(
     Raises:
         ValueError: A path does not end in the name of an entry.
         OSError: The rename was refused; both sides are as they were.
-        UncertainError: The rename is visible and a directory could not be synced.
+        UncertainError: As `durable_rename_noreplace`.
     """
-    _check_last_name(source, src_dir_fd)
-    _check_last_name(destination, dst_dir_fd)
-    os.replace(source, destination, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
-    _sync_parents(source, destination, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+    source_in = _directory_of(source, src_dir_fd)
+    destination_in = _directory_of(destination, dst_dir_fd)
+    try:
+        os.replace(source, destination, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+    except OSError as error:
+        _doubt(error, destination, dst_dir_fd)
+        raise
+    _sync(
+        source,
+        destination,
+        (destination_in, dst_dir_fd),
+        (source_in, src_dir_fd),
+        seen=_IN_PLACE,
+        doubt="it may be back under its old name",
+    )
+
+
+def durable_link(
+    source: str, destination: str, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
+) -> None:
+    """Give the file `source` the second name `destination`, refusing an existing one, and make that durable.
+
+    The content is the caller's to sync before: a link makes a name durable, not what stands behind it.
+
+    Raises:
+        ValueError: A path does not end in the name of an entry.
+        FileExistsError: The destination exists; nothing was changed or synced. On a network file system this may also
+            be the answer to a repeated request whose first one made the link: compare the content.
+        OSError: The link was refused: EXDEV, EPERM or EOPNOTSUPP where there can be none.
+        UncertainError: The link is visible and its directory could not be synced, or, on a network or FUSE file system,
+            the request failed and may have been carried out.
+    """
+    _directory_of(source, src_dir_fd)
+    destination_in = _directory_of(destination, dst_dir_fd)
+    try:
+        os.link(source, destination, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd, follow_symlinks=False)
+    except OSError as error:
+        _doubt(error, destination, dst_dir_fd)
+        raise
+    _sync(source, destination, (destination_in, dst_dir_fd), seen=_IN_PLACE, doubt="that name may be gone")
+
+
+def durable_unlink(path: str, *, dir_fd: int | None = None) -> None:
+    """Remove the name `path` of a file and make that durable.
+
+    Raises:
+        ValueError: `path` does not end in the name of an entry.
+        OSError: It was refused: ENOENT where there is no such name, EISDIR for a directory.
+        UncertainError: The name is gone and its directory could not be synced, or, on a network or FUSE file system,
+            the request failed and may have been carried out.
+    """
+    directory = _directory_of(path, dir_fd)
+    try:
+        os.unlink(path, dir_fd=dir_fd)
+    except OSError as error:
+        _doubt(error, path, dir_fd)
+        raise
+    _sync(path, path, (directory, dir_fd), seen="is gone", doubt="it may be back")
 
 
 def durable_write(path: str, data: bytes, *, mode: int = 0o600, dir_fd: int | None = None) -> None:
@@ -112,9 +194,13 @@ def durable_write(path: str, data: bytes, *, mode: int = 0o600, dir_fd: int | No
             raise OSError(error.errno, os.strerror(error.errno or 0), path) from error
         finally:
             os.close(fd)
-        os.replace(temporary, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        try:
+            os.replace(temporary, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        except OSError as error:
+            _doubt(error, path, dir_fd)
+            raise
         undo.pop_all()
-    _sync_parents(path, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+    _sync(path, path, (directory or ".", dir_fd), seen=_IN_PLACE, doubt="what it held before may be back")
 
 
 def durable_makedirs(path: str, *, mode: int = 0o700) -> None:
@@ -152,12 +238,16 @@ def list_names(dir_fd: int) -> list[str]:
         os.close(fd)
 
 
-def _check_last_name(path: str, dir_fd: int | None) -> None:
-    """Refuse what `_sync_parents` would take the wrong parent of: a path that ends in `/`, `.` or `..`.
+def _directory_of(path: str, dir_fd: int | None) -> str:
+    """Return the directory that holds the name `path` ends in, relative to `dir_fd`; "." where that is it.
 
-    The kernel renames a directory to `new/`, whose parent is not what stands before the slash.
+    Refused is what this would be the wrong directory of: a path that ends in `/`, `.` or `..`. (The kernel renames a
+    directory to `new/`, whose parent is not what stands before the slash.)
     """
-    syscalls.check_name(path if dir_fd is not None else os.path.basename(path))
+    directory, _, name = path.rpartition("/")
+    if name in ("", ".", "..") or "\0" in path or (dir_fd is not None and name != path):
+        raise ValueError(f"not the name of a directory entry: {path!r}")
+    return directory or ("." if name == path else "/")
 
 
 def _unlink_if_there(path: str, dir_fd: int | None) -> None:
@@ -171,24 +261,66 @@ def _write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def _sync_parents(source: str, destination: str, *, src_dir_fd: int | None, dst_dir_fd: int | None) -> None:
-    """Sync the directory of `destination`, then that of `source` unless it is the same directory."""
-    parents = []
-    try:
-        for path, dir_fd in ((destination, dst_dir_fd), (source, src_dir_fd)):
-            fd = os.open(os.path.dirname(path) or ".", _DIRECTORY, dir_fd=dir_fd)
-            parents.append(fd)
-            if len(parents) == 1 or not os.path.sameopenfile(*parents):
-                os.fsync(fd)
-    except OSError as error:
-        before = "what it held before may be back" if source == destination else f"it may be back at {source!r}"
+def _doubt(error: OSError, path: str, dir_fd: int | None) -> None:
+    """Raise UncertainError instead of `error`, the answer to a change of `path`, where that answer says little.
+
+    Between a client and the server, or a FUSE daemon, the answer can be lost or belong to a repeated request, so only
+    "it exists already" is taken at its word there.
+    """
+    if isinstance(error, FileExistsError):
+        return
+    medium = _medium(path, dir_fd)
+    if medium in (Medium.NETWORK, Medium.FUSE):
         raise UncertainError(
-            f"{destination!r} is in place, but its directory could not be synced ({os.strerror(error.errno or 0)}): "
-            f"after a power cut {before}",
+            f"changing {path!r} failed ({os.strerror(error.errno or 0)}) on a {medium} file system, "
+            "where it may have been carried out all the same",
+            errno=error.errno or 0,
+            filename=str(error.filename),
+            filename2=error.filename2,
+        ) from error
+
+
+def _medium(path: str, dir_fd: int | None) -> Medium | None:
+    """Return what kind of file system the directory of `path` lies on; None where there is no such directory."""
+    try:
+        fd = os.open(os.path.dirname(path) or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
+    except OSError as error:
+        definite = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.ENAMETOOLONG)
+        return None if error.errno in definite else Medium.NETWORK  # a server or daemon that is gone
+    try:
+        mount = mount_of(fd)
+    finally:
+        os.close(fd)
+    return Medium.NETWORK if mount is None else medium_of(mount)  # not shown is not known to be local
+
+
+_Place = tuple[str, int | None]
+
+
+def _sync(source: str, destination: str, *places: _Place, seen: str, doubt: str) -> None:
+    """Sync the directories `places`, each once, after a change that is visible.
+
+    Args:
+        source: First path of the change, for the error.
+        destination: Second path of the change, for the error.
+        places: Directories, each relative to a descriptor, in the order of their syncs.
+        seen: What is visible now.
+        doubt: What a power cut may make of it.
+    """
+    opened: list[int] = []
+    try:
+        for directory, dir_fd in dict.fromkeys(places):
+            opened.append(os.open(directory, _DIRECTORY, dir_fd=dir_fd))
+            if len(opened) == 1 or not os.path.sameopenfile(*opened):
+                fsync_open_directory(opened[-1])
+    except OSError as error:
+        raise UncertainError(
+            f"{destination!r} {seen}, but its directory could not be synced ({os.strerror(error.errno or 0)}): "
+            f"after a power cut {doubt}",
             errno=error.errno or 0,
             filename=source,
             filename2=destination,
         ) from error
     finally:
-        for fd in parents:
+        for fd in opened:
             os.close(fd)

@@ -1,32 +1,166 @@
-"""Does this directory really refuse to replace a name? Tried on the real file system, never derived from a version.
+"""Is this root fit for work-state? Tried on the real file system, never derived from a version, and written down.
 
-The probe renames inside a private directory below the root, in this order: a rename with RENAME_NOREPLACE must
-succeed, and then one onto an existing name must be refused with EEXIST, which is verified by content. The success half
-comes first because a file system that refuses the flag altogether still answers EEXIST for an existing target (the
-kernel looks before it asks the file system), and would look like one that supports it.
+Everything is tried inside a private directory below the root (`trials`). What cannot be tried is read: a probe does
+not see whether a sync reaches the disk, nor what another client of a network file system does, so the type of the mount
+decides what an operator has to accept by name. Accepting adds to the trials and replaces none.
 """
 
 import contextlib
+import datetime
 import errno
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Final
 
-from berth.durable.files import list_names
-from berth.epoch import names
+from berth.durable.files import fsync_open_directory, list_names
+from berth.durable.tree import durable_rmtree
+from berth.epoch import names, trials
+from berth.epoch.trials import TrialError
 from berth.errors import AbilityError, BerthError, FailedError
-from berth.linux import syscalls
 from berth.linux.locks import try_lock
+from berth.linux.mounts import Medium, Mount, medium_of, mount_id_of, mount_of
 
+#: Version of the record; the same as of every state file (design, "Ground").
+SCHEMA_VERSION: Final = "0.2.0"
+#: What the verdict is about: nothing is said about other mounts, hosts or times.
+PROBE_SCOPE: Final = "this mount of this host, now"
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FIRST: Final = b"first"
-_SECOND: Final = b"second"
+_ELSEWHERE: Final = "Choose a directory on a local file system such as ext4, xfs or btrfs"
 
 
-def probe_noreplace(root_fd: int, root: str) -> None:
-    """Prove that renames inside the directory `root` never replace a name.
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What an operator takes upon himself.
+
+    Attributes:
+        network: That no other client of a network or FUSE file system touches the root.
+        volatile: That work-state is gone after a restart or a power cut.
+    """
+
+    network: bool = False
+    volatile: bool = False
+
+
+#: What everybody starts with.
+NOTHING_ACCEPTED: Final = Accepted()
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One thing that was tried.
+
+    Attributes:
+        result: `works`, `does not`, `failed` (could not be tried) or `not tried`.
+        why: What was seen, where it does not work.
+        errno: Name of the kernel's answer, such as EINVAL, or None.
+        seconds: How long the trial took.
+    """
+
+    result: str = "not tried"
+    why: str = ""
+    errno: str | None = None
+    seconds: float | None = None
+
+
+@dataclass(slots=True)
+class Capability:
+    """What a root was found to be able to do.
+
+    Attributes:
+        root: Its path.
+        publication_root: Where results are published to, or None.
+        mount: The mount it lies on, or None where the mount table does not show it.
+        medium: What kind of file system that is.
+        accepted: What the operator accepted.
+        operations: Every trial by name, in order.
+        probed_at: Seconds since 1970-01-01 UTC.
+        refusal: Why the root is refused, or None.
+    """
+
+    root: str
+    mount: Mount | None
+    accepted: Accepted
+    probed_at: float
+    publication_root: str | None = None
+    operations: dict[str, Operation] = field(default_factory=dict)
+    refusal: BerthError | None = None
+
+    @property
+    def medium(self) -> Medium:
+        """What kind of file system the root lies on; a mount that is not shown is not known to be local."""
+        return Medium.NETWORK if self.mount is None else medium_of(self.mount)
+
+    @property
+    def durable(self) -> bool:
+        """Whether what was synced is known to outlast a power cut, as far as this host's mount table says."""
+        return self.medium is Medium.LOCAL
+
+    def brief(self) -> dict[str, object]:
+        """Return what the record of a run says about where its work-state lay."""
+        return {
+            "file_system": self.mount.file_system if self.mount else None,
+            "medium": self.medium.value,
+            "durable": self.durable,
+            "trust_network": self.accepted.network,
+            "allow_volatile": self.accepted.volatile,
+        }
+
+    def document(self) -> dict[str, object]:
+        """Return the versioned record."""
+        mount = self.mount
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "root": self.root,
+            "publication_root": self.publication_root,
+            "probed_at": datetime.datetime.fromtimestamp(self.probed_at, datetime.UTC).isoformat(),
+            "kernel": os.uname().release,
+            "device": mount.device if mount else None,
+            "mount_point": mount.mount_point if mount else None,
+            "file_system": mount.file_system if mount else None,
+            "source": mount.source if mount else None,
+            "options": [*mount.options, *mount.super_options] if mount else None,
+            "medium": self.medium.value,
+            "operations": {name: asdict(one) for name, one in self.operations.items()},
+            "durable": self.durable,
+            "trust_network": self.accepted.network,
+            "allow_volatile": self.accepted.volatile,
+            "probe_scope": PROBE_SCOPE,
+            "cluster_lock_verified": False,
+            "verdict": "refused" if self.refusal else "qualified",
+            "refusal": self.refusal.as_dict() if self.refusal else None,
+        }
+
+
+#: What every start of a run tries.
+_QUICK: Final[dict[str, Callable[[int], None]]] = {
+    "rename-noreplace-file": trials.rename_file,
+    "rename-noreplace-directory": trials.rename_directory,
+    "examine-flags": trials.examine_flags,
+    "sync-directory": trials.sync_directory,
+    "lock": trials.lock,
+}
+#: What a probe on demand tries as well.
+_THOROUGH: Final[dict[str, Callable[[int], None]]] = {
+    "replace": trials.replace,
+    "link": trials.link,
+    "sync-file": trials.sync_file,
+    "lock-between-processes": trials.lock_between_processes,
+}
+
+
+def probe(
+    root_fd: int,
+    root: str,
+    *,
+    accepted: Accepted = NOTHING_ACCEPTED,
+    thorough: bool = False,
+    publication: tuple[int, str] | None = None,
+) -> Capability:
+    """Try what work-state in `root` relies on, and return what was found; a refusal is part of that, not raised.
 
     Leftovers of probes that were killed are removed on the way. The caller holds the root's lock, so that no other
     start takes a probe that is just being made for a leftover.
@@ -34,132 +168,171 @@ def probe_noreplace(root_fd: int, root: str) -> None:
     Args:
         root_fd: The directory, open.
         root: Its path, for messages.
-
-    Raises:
-        AbilityError: The file system does not refuse to replace, or does not know the flag.
-        FailedError: The probe itself could not be carried out or cleaned up.
+        accepted: What the operator accepts.
+        thorough: Whether to try what only some commands need, with processes of their own.
+        publication: Descriptor and path of the directory that results are renamed into, or None.
     """
-    try:
-        _remove_leftovers(root_fd)
-        with _private_directory(root_fd) as probe_fd:
-            _probe_files(probe_fd)
-            _probe_directories(probe_fd)
-    except BerthError:
-        raise
-    except OSError as error:
-        if error.errno in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.ENOTTY):
-            raise _unsupported(root, f"the kernel answered: {error.strerror}") from error
-        raise FailedError(
-            "probe-failed",
-            f"the file system of {root!r} could not be probed: {error}",
-            "Check that the directory is writable and its disk is not full, or choose another with --state-root.",
-        ) from error
-    except _ReplacedError as error:
-        raise _unsupported(root, str(error)) from error
-
-
-class _ReplacedError(Exception):
-    """A rename did not do what it reported, or was not refused where it had to be."""
-
-
-def _unsupported(root: str, why: str) -> AbilityError:
-    return AbilityError(
-        "no-noreplace",
-        f"the file system of {root!r} does not protect existing names (renameat2 with RENAME_NOREPLACE): {why}. "
-        "berth never retires work-state where it could overwrite other work-state",
-        "Choose a directory on a local file system such as ext4, xfs or btrfs, with --state-root or BERTH_STATE_ROOT.",
+    found = Capability(
+        root,
+        mount_of(root_fd),
+        accepted,
+        time.time(),
+        publication_root=publication[1] if publication else None,
     )
+    tried = {**_QUICK, **(_THOROUGH if thorough else {})}
+    found.operations = dict.fromkeys(
+        ["remove-leftovers", "create-and-sync", *tried, *(["publish"] if publication else []), "remove-and-sync"],
+        Operation(),
+    )
+    try:
+        _try(found, "remove-leftovers", partial(remove_leftovers, root_fd))
+        with _private_directory(root_fd, found) as fd:
+            for name, trial in tried.items():
+                _try(found, name, partial(trial, fd))
+            if publication is not None:
+                _try_publication(found, fd, publication)
+    except _RefusedError:
+        pass
+    found.refusal = found.refusal or _refuse_medium(found)
+    return found
+
+
+class _RefusedError(Exception):
+    """The probe is over: the reason stands in the record."""
 
 
 @contextlib.contextmanager
-def _private_directory(root_fd: int) -> Iterator[int]:
+def _private_directory(root_fd: int, found: Capability) -> Iterator[int]:
     """A new directory below the root, locked while in use and removed afterwards."""
     name = f"{names.PROBE_PREFIX}{os.getpid()}-{time.monotonic_ns()}-{secrets.token_hex(16)}"
-    os.mkdir(name, 0o700, dir_fd=root_fd)
-    fd = os.open(name, _DIRECTORY, dir_fd=root_fd)
+    opened: list[int] = []
+
+    def create() -> None:
+        os.mkdir(name, 0o700, dir_fd=root_fd)
+        opened.append(os.open(name, _DIRECTORY, dir_fd=root_fd))
+        try_lock(opened[0])
+        fsync_open_directory(root_fd)
+
     try:
-        try_lock(fd)
-        yield fd
+        _try(found, "create-and-sync", create)
+        yield opened[0]
     finally:
-        try:
-            _remove(root_fd, name, fd)
-        finally:
-            os.close(fd)
+        if opened:
+            try:
+                _try(found, "remove-and-sync", partial(_remove, root_fd, name))
+            finally:
+                os.close(opened[0])
 
 
-def _probe_files(probe_fd: int) -> None:
-    _create_file(probe_fd, "a", _FIRST)
-    _must_move(probe_fd, "a", "b")
-    _create_file(probe_fd, "a", _SECOND)
-    _must_refuse(probe_fd, "a", "b")
-    if (_read_file(probe_fd, "a"), _read_file(probe_fd, "b")) != (_SECOND, _FIRST):
-        raise _ReplacedError("a refused rename of a file changed it all the same")
-
-
-def _probe_directories(probe_fd: int) -> None:
-    os.mkdir("c", 0o700, dir_fd=probe_fd)
-    first = os.stat("c", dir_fd=probe_fd, follow_symlinks=False).st_ino
-    _must_move(probe_fd, "c", "d")
-    os.mkdir("c", 0o700, dir_fd=probe_fd)
-    second = os.stat("c", dir_fd=probe_fd, follow_symlinks=False).st_ino
-    _must_refuse(probe_fd, "c", "d")
-    seen = [os.stat(name, dir_fd=probe_fd, follow_symlinks=False).st_ino for name in ("c", "d")]
-    if seen != [second, first]:
-        raise _ReplacedError("a refused rename of a directory changed it all the same")
-
-
-def _must_move(probe_fd: int, source: str, destination: str) -> None:
-    _rename(probe_fd, source, destination)
-    present = list_names(probe_fd)
-    if source in present or destination not in present:
-        raise _ReplacedError("a rename reported success and moved nothing")
-
-
-def _must_refuse(probe_fd: int, source: str, destination: str) -> None:
+def _remove(root_fd: int, name: str) -> None:
+    """Remove a probe's directory durably; what a failed trial left in it too."""
     try:
-        _rename(probe_fd, source, destination)
-    except FileExistsError:
-        return
-    raise _ReplacedError("a rename onto an existing name succeeded")
+        os.rmdir(name, dir_fd=root_fd)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        durable_rmtree(name, dir_fd=root_fd, workers=1)
+    else:
+        fsync_open_directory(root_fd)
 
 
-def _rename(probe_fd: int, source: str, destination: str) -> None:
-    syscalls.renameat2(source, destination, syscalls.RENAME_NOREPLACE, src_dir_fd=probe_fd, dst_dir_fd=probe_fd)
-
-
-def _create_file(probe_fd: int, name: str, data: bytes) -> None:
-    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=probe_fd)
+def _try(found: Capability, name: str, trial: Callable[[], object]) -> None:
+    """Carry out one trial and note what came of it; the first that fails ends the probe."""
+    begun = time.perf_counter()
+    result, why, code = "works", "", None
     try:
-        os.write(fd, data)
-    finally:
-        os.close(fd)
+        trial()
+    except TrialError as error:
+        result, why, code = "does not", error.why, error.errno
+        found.refusal = found.refusal or _cannot(found, error)
+    except (OSError, BerthError) as error:
+        result, why, code = "failed", str(error), getattr(error, "errno", None)
+        found.refusal = found.refusal or _not_tried(found, error)
+    seconds = time.perf_counter() - begun
+    found.operations[name] = Operation(result, why, errno.errorcode.get(code or 0), seconds)
+    if result != "works":
+        raise _RefusedError
 
 
-def _read_file(probe_fd: int, name: str) -> bytes:
-    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=probe_fd)
+def _try_publication(found: Capability, fd: int, publication: tuple[int, str]) -> None:
+    """Rename out of the root into a private directory of the publication root."""
+    publication_fd, path = publication
+    there = Capability(path, mount_of(publication_fd), found.accepted, found.probed_at)
     try:
-        return os.read(fd, 64)
-    finally:
-        os.close(fd)
+        with _private_directory(publication_fd, there) as private:
+            _try(found, "publish", partial(_publish, fd, private, path))
+    except _RefusedError:
+        found.refusal = found.refusal or there.refusal
+        raise
 
 
-def _remove_leftovers(root_fd: int) -> None:
-    """Remove the directories of killed probes: exactly a probe's name, and its lock is free."""
+def _publish(fd: int, private: int, path: str) -> None:
+    try:
+        trials.publish(fd, private)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        same = os.fstat(fd).st_dev == os.fstat(private).st_dev and mount_id_of(fd) != mount_id_of(private)
+        what = "another mount of the same file system" if same else "another file system"
+        raise TrialError(f"the publication root {path!r} lies on {what}", errno=errno.EXDEV) from error
+
+
+def _cannot(found: Capability, error: TrialError) -> BerthError:
+    where = f"{found.root!r} ({found.mount.file_system if found.mount else 'not in the mount table'})"
+    if error.errno == errno.EXDEV and found.publication_root:
+        return AbilityError(
+            "publication-elsewhere",
+            f"{error.why} than the root {where}, and nothing can be renamed across",
+            "Give two directories of one file system, reached through one mount.",
+        )
+    answer = f" ({errno.errorcode.get(error.errno, error.errno)})" if error.errno else ""
+    return AbilityError(
+        "no-noreplace" if "rename" in error.why or "flags" in error.why or error.errno else "unfit-root",
+        f"the file system of {where} does not protect existing work-state: {error.why}{answer}",
+        f"{_ELSEWHERE}, with --state-root or BERTH_STATE_ROOT.",
+    )
+
+
+def _not_tried(found: Capability, error: OSError | BerthError) -> BerthError:
+    if isinstance(error, BerthError):
+        return error
+    return FailedError(
+        "probe-failed",
+        f"the file system of {found.root!r} could not be probed: {error}",
+        "Check that the directory is writable and its disk is not full, or choose another with --state-root.",
+    )
+
+
+def _refuse_medium(found: Capability) -> BerthError | None:
+    kind = found.mount.file_system if found.mount else "not in the mount table"
+    if found.medium in (Medium.NETWORK, Medium.FUSE) and not found.accepted.network:
+        return AbilityError(
+            "network-root",
+            f"{found.root!r} lies on a file system that is not known to be local ({kind}): no probe can show what "
+            "other clients of it do to the same names, and after a lost answer nobody knows what happened",
+            f"{_ELSEWHERE}. If this host is the only one that uses the directory, say so with --trust-network.",
+        )
+    if found.medium is Medium.VOLATILE and not found.accepted.volatile:
+        return AbilityError(
+            "volatile-root",
+            f"{found.root!r} lies on a file system that keeps nothing ({kind}): work-state would be gone after a "
+            "restart or a power cut",
+            f"{_ELSEWHERE}. If the work may be lost, say so with --allow-volatile.",
+        )
+    return None
+
+
+def remove_leftovers(root_fd: int) -> None:
+    """Remove the directories of killed probes: exactly a probe's name, a real directory, and its lock is free.
+
+    Raises:
+        OSError: One cannot be removed.
+    """
     for name in filter(names.is_probe, list_names(root_fd)):
-        with contextlib.suppress(FileNotFoundError):  # another start removes it at the same time
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # another start is quicker, or no probe's
             fd = os.open(name, _DIRECTORY, dir_fd=root_fd)
             try:
                 if try_lock(fd):
-                    _remove(root_fd, name, fd)
+                    durable_rmtree(name, dir_fd=root_fd, workers=1)
             finally:
                 os.close(fd)
-
-
-def _remove(root_fd: int, name: str, fd: int) -> None:
-    for entry in ("a", "b"):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(entry, dir_fd=fd)
-    for entry in ("c", "d"):
-        with contextlib.suppress(FileNotFoundError):
-            os.rmdir(entry, dir_fd=fd)
-    os.rmdir(name, dir_fd=root_fd)

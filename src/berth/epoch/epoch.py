@@ -2,6 +2,7 @@
 
     <root>/                                              the state root
         .berth.lock                                      held while names of epochs are being made or adopted
+        .berth-reclaim.lock                              held while retired epochs are being removed
         .standalone-work-<64 hex>/                       an active epoch, held by a flock on the directory itself
         .retired-standalone-work-<64 hex>-<32 hex>/      a retired epoch; never resumed, reclaimed later
 
@@ -15,17 +16,21 @@ import errno
 import os
 import secrets
 import time
-from collections.abc import Iterator
 from typing import Final
 
-from berth.durable.files import durable_makedirs, durable_rename_noreplace, durable_write, list_names
+from berth.durable.files import (
+    durable_makedirs,
+    durable_rename_noreplace,
+    durable_write,
+    fsync_open_directory,
+    list_names,
+)
 from berth.epoch import names
-from berth.epoch.capability import probe_noreplace
+from berth.epoch.capability import NOTHING_ACCEPTED, Accepted, probe
+from berth.epoch.lock import hold_root_lock
 from berth.errors import FailedError, ForbiddenError, MalformedError
-from berth.linux.locks import open_lock_file, try_lock, wait_lock
+from berth.linux.locks import lock_holders, try_lock
 
-_LOCK_NAME: Final = ".berth.lock"
-_LOCK_TIMEOUT_S: Final = 30.0
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -112,19 +117,26 @@ class EpochRoot:
     Attributes:
         path: Absolute path, for messages.
         fd: The open directory.
+        capability: What the probe of it found.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, accepted: Accepted = NOTHING_ACCEPTED, create: bool = True) -> None:
         """Open the root `path`, creating it where it is missing, and prove that it protects existing names.
+
+        Args:
+            path: The directory.
+            accepted: What the operator accepts of its file system.
+            create: Whether to make a root that is missing.
 
         Raises:
             MalformedError: `path` is not a directory of ours.
-            AbilityError: Its file system does not refuse to replace names.
+            AbilityError: Its file system does not refuse to replace names, or is of a kind that was not accepted.
             FailedError: It cannot be created, opened, locked or probed.
         """
         self.path = os.path.abspath(path)
         try:
-            durable_makedirs(self.path)
+            if create:
+                durable_makedirs(self.path)
             self.fd = os.open(self.path, _DIRECTORY)
         except OSError as error:
             raise _cannot_open(self.path, error) from error
@@ -132,7 +144,9 @@ class EpochRoot:
             opened.callback(os.close, self.fd)
             _check_owner(self.path, os.fstat(self.fd))
             with self.locked():
-                probe_noreplace(self.fd, self.path)
+                self.capability = probe(self.fd, self.path, accepted=accepted)
+            if self.capability.refusal is not None:
+                raise self.capability.refusal
             opened.pop_all()
 
     def __enter__(self) -> "EpochRoot":
@@ -141,47 +155,44 @@ class EpochRoot:
     def __exit__(self, *_exception: object) -> None:
         os.close(self.fd)
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> contextlib.AbstractContextManager[None]:
         """Hold the root's lock: short, while names of epochs are made, adopted or probed.
 
         Raises:
             FailedError: The lock file is unusable, or somebody holds it for too long.
         """
-        try:
-            fd = open_lock_file(_LOCK_NAME, dir_fd=self.fd)
-        except OSError as error:
-            raise FailedError(
-                "root-lock",
-                f"the lock file {_LOCK_NAME} of the state root {self.path!r} cannot be opened: {error.strerror}",
-                "It must be a regular file that you may write; berth makes it itself where it is missing.",
-            ) from error
-        try:
-            if not wait_lock(fd, _LOCK_TIMEOUT_S):
-                raise FailedError(
-                    "root-lock",
-                    f"another process has held {_LOCK_NAME} of {self.path!r} for {_LOCK_TIMEOUT_S:.0f} s",
-                    f"See who it is with `fuser -v {os.path.join(self.path, _LOCK_NAME)}`.",
-                )
-            yield
-        finally:
-            os.close(fd)
+        return hold_root_lock(self.fd, self.path)
 
-    def open_epoch(self, epoch: str) -> Epoch:
+    def open_epoch(self, epoch: str, *, again: bool = False) -> Epoch:
         """Make the new epoch `epoch`, durable and held by this process.
 
+        Args:
+            epoch: Epoch id.
+            again: Whether to go on with the active epoch of this id where there is one.
+
         Raises:
-            FileExistsError: There is an active epoch of this id.
-            OSError: It could not be made.
+            ValueError: `epoch` is not an epoch id.
+            FileExistsError: There is an active epoch of this id, and `again` is not set.
+            ForbiddenError: Another process holds the epoch of this id.
+            OSError: It could not be made or opened.
         """
         name = names.active_name(epoch)
         with contextlib.ExitStack() as opened:
             with self.locked():
-                os.mkdir(name, 0o700, dir_fd=self.fd)
+                try:
+                    os.mkdir(name, 0o700, dir_fd=self.fd)
+                except FileExistsError:
+                    if not again:
+                        raise
                 fd = os.open(name, _DIRECTORY, dir_fd=self.fd)
                 opened.callback(os.close, fd)
-                try_lock(fd)
-            os.fsync(self.fd)
+                if not try_lock(fd):
+                    raise ForbiddenError(
+                        "epoch-held",
+                        f"the work-state {os.path.join(self.path, name)!r} is in use by another process",
+                        "Wait for that run to end; a lock of a killed run falls with its last process.",
+                    )
+            fsync_open_directory(self.fd)
             opened.pop_all()
         return Epoch(self, epoch, fd)
 
@@ -192,6 +203,21 @@ class EpochRoot:
     def retired(self) -> list[tuple[str, str]]:
         """Return (epoch id, retirement id) of every retired epoch, sorted by name."""
         return [ids for ids in map(names.parse_retired, list_names(self.fd)) if ids is not None]
+
+    def holders(self, name: str) -> tuple[int, ...]:
+        """Return the pids that hold the epoch directory `name`, active or retired; none where it is gone.
+
+        Raises:
+            OSError: It cannot be opened as a directory.
+        """
+        try:
+            fd = os.open(name, _DIRECTORY, dir_fd=self.fd)
+        except FileNotFoundError:
+            return ()
+        try:
+            return lock_holders(fd)
+        finally:
+            os.close(fd)
 
     def adopt(self, epoch: str) -> Epoch | None:
         """Take over the active epoch `epoch` where nobody holds it any more; None where somebody does, or it is gone.
@@ -237,6 +263,8 @@ def _check_owner(path: str, status: os.stat_result) -> None:
 
 def _cannot_open(path: str, error: OSError) -> FailedError | MalformedError:
     fix = "Choose a directory that you may write with --state-root DIR or BERTH_STATE_ROOT."
+    if error.errno == errno.ENOENT:
+        return MalformedError("bad-state-root", f"the state root {path!r} does not exist", fix)
     if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.EEXIST):
         return MalformedError("bad-state-root", f"the state root {path!r} is not a directory: {error.strerror}", fix)
     return FailedError("state-root", f"the state root {path!r} cannot be used: {error.strerror}", fix)

@@ -81,3 +81,13 @@ def parse_retired(name: str) -> tuple[str, str] | None:
 def is_probe(name: str) -> bool:
     """Say whether `name` is the directory of a capability probe."""
     return _PROBE.fullmatch(name) is not None
+
+
+def is_reserved(name: str) -> bool:
+    """Say whether `name` lies in what is reserved for epochs, whether it is well formed or not."""
+    return name.startswith((ACTIVE_PREFIX, RETIRED_PREFIX))
+
+
+def retired_at_ms(retirement: str) -> int:
+    """Return when a retirement took place, in milliseconds since 1970-01-01 UTC."""
+    return int(retirement[: _RETIREMENT_TIME_BITS // 4], 16)

@@ -58,13 +58,21 @@ def shown(words: Sequence[str]) -> list[str]:
 
 
 def request_document(
-    epoch: str, request: RunRequest, *, boot_id: str, pid: int, start_ticks: int, now: float
+    epoch: str,
+    request: RunRequest,
+    *,
+    storage: dict[str, object],
+    boot_id: str,
+    pid: int,
+    start_ticks: int,
+    now: float,
 ) -> dict[str, object]:
     """Return `request.json`: what will be run and by whom, on disk before any process is made.
 
     Args:
         epoch: The run's epoch id.
         request: What was asked for.
+        storage: What the probe of the state root found, and what the operator accepted of it.
         boot_id: Id of the present boot.
         pid: This process.
         start_ticks: Its start time in clock ticks since boot.
@@ -83,6 +91,7 @@ def request_document(
         },
         "timeout_seconds": request.timeout_s,
         "requested_at": timestamp(now),
+        "storage": storage,
         "berth": {"boot_id": boot_id, "pid": pid, "start_ticks": start_ticks},
     }
 

@@ -259,7 +259,13 @@ def start(request: RunRequest, root: EpochRoot, *, sandbox_user: User | None = N
             stack.callback(claim.release)
         epoch = stack.enter_context(_open_epoch(root))
         document = request_document(
-            epoch.id, request, boot_id=boot_id(), pid=os.getpid(), start_ticks=_start_ticks(), now=time.time()
+            epoch.id,
+            request,
+            storage=root.capability.brief(),
+            boot_id=boot_id(),
+            pid=os.getpid(),
+            start_ticks=_start_ticks(),
+            now=time.time(),
         )
         store.write_request(epoch, document)
         keeper_lock = store.lock_keeper(epoch)

@@ -14,6 +14,7 @@ import json
 import os
 from typing import Final
 
+from berth.durable.files import fsync_open_directory
 from berth.epoch.epoch import Epoch, EpochRoot
 from berth.errors import BerthError, FailedError
 from berth.linux.locks import open_lock_file, try_lock
@@ -138,7 +139,7 @@ def record_path(root: EpochRoot, epoch: str) -> str:
 def _open_records(root: EpochRoot) -> int:
     with contextlib.suppress(FileExistsError):
         os.mkdir(RECORDS, 0o700, dir_fd=root.fd)
-        os.fsync(root.fd)
+        fsync_open_directory(root.fd)
     return os.open(RECORDS, _DIRECTORY, dir_fd=root.fd)
 
 

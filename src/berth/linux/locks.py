@@ -11,6 +11,8 @@ import os
 import stat
 import time
 
+from berth.linux.mounts import mount_of
+
 _POLL_S = 0.01
 
 
@@ -62,7 +64,10 @@ def lock_holders(fd: int) -> tuple[int, ...]:
     other pid namespaces have pid 0 and are left out.
     """
     status = os.fstat(fd)
-    wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    mount = mount_of(fd)
+    major, minor = map(int, mount.device.split(":")) if mount else (os.major(status.st_dev), os.minor(status.st_dev))
+    # The device of the whole file system: on btrfs each subvolume has an st_dev of its own.
+    wanted = f"{major:02x}:{minor:02x}:{status.st_ino}"
     pids = set()
     with open("/proc/locks", encoding="ascii", errors="replace") as table:
         for line in table:

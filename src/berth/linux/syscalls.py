@@ -35,6 +35,12 @@ CLONE_NEWUSER: Final = 0x1000_0000
 CLONE_NEWPID: Final = 0x2000_0000
 CLONE_NEWNET: Final = 0x4000_0000
 
+#: linux/openat2.h: cross no mount, bind mounts of the same file system included.
+RESOLVE_NO_XDEV: Final = 0x01
+#: linux/openat2.h: follow no symbolic link, not even on the way.
+RESOLVE_NO_SYMLINKS: Final = 0x04
+#: linux/openat2.h: stay below the directory descriptor.
+RESOLVE_BENEATH: Final = 0x08
 #: linux/openat2.h: treat the directory descriptor as the root, for `/`, `..` and absolute links.
 RESOLVE_IN_ROOT: Final = 0x10
 #: linux/memfd.h: the file may be executed, whatever the sysctl vm.memfd_noexec says (Linux 6.3).
@@ -43,10 +49,29 @@ MFD_EXEC: Final = 0x10
 #: System call number of openat2: the same on every architecture (asm-generic/unistd.h).
 _OPENAT2_NUMBER: Final = 437
 #: System call numbers of renameat2: asm/unistd_64.h (x86-64), asm-generic/unistd.h (aarch64, riscv64).
-_RENAMEAT2_NUMBER: Final = {"x86_64": 316, "aarch64": 276, "riscv64": 276}
+_RENAMEAT2_NUMBER: Final = {"x86_64": 316, "aarch64": 276, "riscv64": 276}.get(os.uname().machine)
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
+# syscall(2), once for each call made through it: ctypes converts fewer objects that way, which is most of the cost.
+_renameat2 = ctypes.CFUNCTYPE(
+    ctypes.c_long,
+    ctypes.c_long,
+    ctypes.c_int,
+    ctypes.c_char_p,
+    ctypes.c_int,
+    ctypes.c_char_p,
+    ctypes.c_uint,
+    use_errno=True,
+)(("syscall", _libc))
+_openat2 = ctypes.CFUNCTYPE(
+    ctypes.c_long,
+    ctypes.c_long,
+    ctypes.c_int,
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_size_t,
+    use_errno=True,
+)(("syscall", _libc))
 _libc.unshare.argtypes = [ctypes.c_int]
 _libc.prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
 
@@ -72,7 +97,7 @@ def check_path(path: str) -> bytes:
         ValueError: `path` is empty or holds NUL.
     """
     raw = os.fsencode(path)
-    if not raw or b"\0" in raw:
+    if b"\0" in raw or not raw:
         raise ValueError(f"not a path: {path!r}")
     return raw
 
@@ -94,18 +119,11 @@ def renameat2(source: str, destination: str, flags: int, *, src_dir_fd: int, dst
         ValueError: A path is empty or holds NUL.
         OSError: As the kernel says, with both paths; EOPNOTSUPP where the kernel or libc has no such call.
     """
-    arguments = (
-        ctypes.c_int(src_dir_fd),
-        ctypes.c_char_p(check_path(source)),
-        ctypes.c_int(dst_dir_fd),
-        ctypes.c_char_p(check_path(destination)),
-        ctypes.c_uint(flags),
-    )
-    number = _RENAMEAT2_NUMBER.get(os.uname().machine)
-    if number is not None:
-        result = _libc.syscall(ctypes.c_long(number), *arguments)
+    raw_source, raw_destination = check_path(source), check_path(destination)
+    if _RENAMEAT2_NUMBER is not None:
+        result = _renameat2(_RENAMEAT2_NUMBER, src_dir_fd, raw_source, dst_dir_fd, raw_destination, flags)
     elif hasattr(_libc, "renameat2"):
-        result = _libc.renameat2(*arguments)
+        result = _libc.renameat2(src_dir_fd, raw_source, dst_dir_fd, raw_destination, ctypes.c_uint(flags))
     else:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), source, None, destination)
     if result != 0:
@@ -123,13 +141,7 @@ def openat2(path: str, flags: int, resolve: int, *, dir_fd: int) -> int:
         OSError: As the kernel says, with the path; ENOSYS before Linux 5.6.
     """
     how = ctypes.create_string_buffer(struct.pack("=QQQ", flags | os.O_CLOEXEC, 0, resolve), 24)
-    result = _libc.syscall(
-        ctypes.c_long(_OPENAT2_NUMBER),
-        ctypes.c_int(dir_fd),
-        ctypes.c_char_p(check_path(path)),
-        how,
-        ctypes.c_size_t(len(how)),
-    )
+    result = _openat2(_OPENAT2_NUMBER, dir_fd, check_path(path), how, len(how))
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), path)

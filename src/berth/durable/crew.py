@@ -1,0 +1,134 @@
+"""Walkers that remove one tree together.
+
+Removing names of one directory is serialised by the kernel, so walkers work only on different directories: whoever has
+nothing to do takes over sub-directories of the directory that another one is in. Both take names from one list, and
+who is done first waits, helping whoever offers something meanwhile.
+"""
+
+import os
+import threading
+from collections import deque
+from typing import Final
+
+from berth.durable.removal import Limits, Offer
+from berth.durable.walk import Walk
+
+#: Offers taken over while waiting for another one, at most: each holds a descriptor.
+_MOST_NESTED: Final = 8
+
+
+class _Crew:
+    """Walkers of one tree, each in a thread of its own.
+
+    Attributes:
+        removed: Entries that were removed for offers.
+        failure: What ended a helper, or None.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.removed = 0
+        self.failure: BaseException | None = None
+        self._limits = limits
+        self._changed = threading.Condition()
+        self._offers: deque[Offer] = deque()
+        self._waiting = 0
+        self._over = False
+
+    def has_idle(self, nested: int) -> bool:
+        """Say whether somebody waits for work and may be given some by a walker nested so deep."""
+        return self._waiting > len(self._offers) and nested < _MOST_NESTED
+
+    def offer(self, walk: Walk, pending: list[str]) -> Offer:
+        """Offer the sub-directories `pending` of the directory that `walk` is in."""
+        offer = Offer(os.dup(walk.fd), pending, prefix=walk.path, nested=walk.nested + 1)
+        with self._changed:
+            self._offers.append(offer)
+            self._changed.notify_all()
+        return offer
+
+    def settle(self, offer: Offer) -> None:
+        """Take `offer` back, or wait until whoever took it is through, helping others meanwhile."""
+        with self._changed:
+            if offer in self._offers:
+                self._offers.remove(offer)
+                os.close(offer.fd)
+                return
+        while True:
+            with self._changed:
+                self._waiting += 1
+                self._changed.wait_for(lambda: offer.done or self._offers)
+                self._waiting -= 1
+                if offer.done:
+                    return
+                other = self._offers.popleft()
+            self._help(other)
+
+    def help_until_over(self) -> None:
+        """Take over offers until there will be none any more: the body of a helper's thread."""
+        while True:
+            with self._changed:
+                self._waiting += 1
+                self._changed.wait_for(lambda: self._over or self._offers)
+                self._waiting -= 1
+                if not self._offers:
+                    return
+                offer = self._offers.popleft()
+            self._help(offer)
+
+    def end(self) -> None:
+        """Let the helpers end once nothing is on offer."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    def _help(self, offer: Offer) -> None:
+        walk = Walk(
+            offer.fd,
+            offer.pending,
+            self._limits,
+            crew=self,
+            prefix=offer.prefix,
+            shared_base=True,
+            nested=offer.nested,
+        )
+        try:
+            with walk:
+                walk.run()
+        except BaseException as error:  # noqa: BLE001  raised again where the tree's own walker is
+            self.failure = self.failure or error
+            self._limits.cancelled = True
+        finally:
+            with self._changed:
+                self.removed += walk.removed
+                offer.kept = walk.kept
+                offer.done = True
+                self._changed.notify_all()
+
+
+def remove_together(base_fd: int, name: str, limits: Limits, *, workers: int) -> tuple[int, bool]:
+    """Remove the directory `name` of `base_fd`, which is closed, with `workers` threads.
+
+    Returns:
+        How many entries were removed, and whether some were passed by.
+
+    Raises:
+        As `Walk.run`, whichever thread it happened in.
+    """
+    crew = _Crew(limits)
+    helpers = [threading.Thread(target=crew.help_until_over, daemon=True) for _ in range(workers - 1)]
+    for helper in helpers:
+        helper.start()
+    walk = Walk(base_fd, [name], limits, crew=crew)
+    try:
+        with walk:
+            walk.run()
+    except BaseException:
+        limits.cancelled = True
+        raise
+    finally:
+        crew.end()
+        for helper in helpers:
+            helper.join()
+    if crew.failure is not None:
+        raise crew.failure
+    return walk.removed + crew.removed, bool(walk.kept)

@@ -1,0 +1,341 @@
+"""Remove retired epochs, within budgets, resumable by anybody at any time.
+
+    look       at every name in the root, within the discovery budget
+    check      all that is reserved for epochs: one malformed name, link or foreign directory, and nothing is removed
+    choose     the retired epochs of the epoch that is being opened, then the oldest; none that is still held
+    remove     what the budgets allow, at least one entry; the rest is the next step's
+
+`.berth-reclaim.lock` in the root is held from looking to the end and never unlinked, so that steps do not overlap.
+Nothing is remembered between steps: what is left of a retired epoch is a smaller retired epoch.
+"""
+
+import contextlib
+import errno
+import heapq
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from berth.durable.removal import PassedBy
+from berth.durable.tree import BLOCKED, COMPLETE, ENTRY_BUDGET, TIME_BUDGET, Step, durable_rmtree_step
+from berth.epoch import names
+from berth.epoch.epoch import EpochRoot
+from berth.errors import FailedError, ForbiddenError, MalformedError
+from berth.linux.below import open_below
+from berth.linux.locks import open_lock_file, try_lock, wait_lock
+
+LOCK_NAME: Final = ".berth-reclaim.lock"
+#: Why a step ended, besides what `durable.tree` says.
+EMPTY: Final = "empty"
+DISABLED: Final = "disabled"
+ROOT_LIMIT: Final = "root-limit"
+DISCOVERY_BUDGET: Final = "discovery-budget"
+#: Retired epochs kept in mind in place of those that turn out to be blocked.
+_SPARE_ROOTS: Final = 256
+#: Entries that could not be removed are told about up to this many.
+MOST_TOLD: Final = 100
+#: Bounds of the budgets (the original runner's settings); a step beyond them is a mistake in the unit.
+MOST_ROOTS: Final = 1_000_000
+MOST_ENTRIES: Final = 10_000_000
+LEAST_SECONDS: Final = 0.001
+MOST_SECONDS: Final = 3600.0
+MOST_DISCOVERY: Final = 100_000_000
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budgets:
+    """How much one step may do.
+
+    Attributes:
+        roots: Most retired epochs to touch; None for no limit.
+        entries: Most names to remove; None for no limit.
+        seconds: Time for removing; checked between system calls, so that one call may outlast it. None for no limit.
+        discovery: Most names to read in the root; None for no limit.
+    """
+
+    roots: int | None = 1
+    entries: int | None = 4096
+    seconds: float | None = 0.05
+    discovery: int | None = 65_536
+
+    def __post_init__(self) -> None:
+        for name, value, least, most in (
+            ("roots", self.roots, 0, MOST_ROOTS),
+            ("entries", self.entries, 1, MOST_ENTRIES),
+            ("seconds", self.seconds, LEAST_SECONDS, MOST_SECONDS),
+            ("discovery", self.discovery, 1, MOST_DISCOVERY),
+        ):
+            if value is not None and not (math.isfinite(value) and least <= value <= most):
+                raise MalformedError(
+                    "bad-budget",
+                    f"the budget {name} is {value}, outside {least:,} to {most:,}",
+                    "Give a number in that range; the defaults are 1 root, 4096 entries, 0.05 seconds, 65536 names.",
+                )
+
+
+#: What every start of a run does.
+ONE_STEP: Final = Budgets()
+#: As much as there is.
+UNLIMITED: Final = Budgets(roots=None, entries=None, seconds=None, discovery=None)
+
+
+@dataclass(slots=True, kw_only=True)
+class Reclaimed:
+    """What one step saw and did.
+
+    Attributes:
+        scanned: Names read in the root.
+        candidates: Retired epochs that nobody holds.
+        held: Retired epochs that a process still holds.
+        selected: Candidates that the step could have touched.
+        removed_roots: Names of the retired epochs that are gone.
+        removed_entries: Names removed in them, their own included.
+        partial: Name of the retired epoch that is partly removed, or None.
+        blocked: Names of retired epochs that hold what cannot be removed, and why.
+        passed_by: Entries that could not be removed, the first hundred.
+        stop_reason: complete, empty, disabled, root-limit, entry-budget, time-budget, discovery-budget or blocked.
+    """
+
+    scanned: int = 0
+    candidates: int = 0
+    held: int = 0
+    selected: int = 0
+    removed_roots: list[str] = field(default_factory=list)
+    removed_entries: int = 0
+    partial: str | None = None
+    blocked: dict[str, str] = field(default_factory=dict)
+    passed_by: list[PassedBy] = field(default_factory=list)
+    stop_reason: str = EMPTY
+
+    @property
+    def backlog_roots(self) -> int:
+        """Retired epochs that are left, held ones included."""
+        return self.candidates + self.held - len(self.removed_roots)
+
+    def add(self, step: "Reclaimed") -> None:
+        """Add a later step: what was seen and why it ended is the later one's, what was removed is the sum."""
+        removed_before = self.removed_roots
+        self.scanned, self.candidates, self.held = step.scanned, step.candidates, step.held
+        self.selected, self.partial, self.stop_reason = step.selected, step.partial, step.stop_reason
+        self.blocked, self.passed_by = step.blocked, step.passed_by
+        self.removed_entries += step.removed_entries
+        self.removed_roots = removed_before + step.removed_roots
+
+
+def reclaim(
+    root: EpochRoot,
+    budgets: Budgets = ONE_STEP,
+    *,
+    first: str | None = None,
+    wait_s: float = 0.0,
+    workers: int = 1,
+    on_removed: Callable[[int], None] = lambda _count: None,
+) -> Reclaimed | None:
+    """Make one step; None where another process is making one and does not finish in `wait_s` seconds.
+
+    Args:
+        root: The open root.
+        budgets: How much to do.
+        first: Epoch id whose retired epochs come first: the one that is being opened.
+        wait_s: How long to wait for a step that is under way.
+        workers: Threads; more than one are used where there is no entry budget.
+        on_removed: Told how many entries were removed since the last time.
+
+    Raises:
+        FailedError: A reserved name in the root is malformed or no directory of ours; nothing was removed. Or a retired
+            epoch could not be read or removed.
+        UncertainError: Entries were removed, and may be back after a power cut.
+    """
+    found = Reclaimed()
+    with _lock(root, wait_s) as locked:
+        if not locked:
+            return None
+        chosen = _discover(root, budgets, first, found)
+        if chosen is None:
+            found.stop_reason = DISCOVERY_BUDGET
+            return found
+        found.selected = len(chosen) if budgets.roots is None else min(len(chosen), budgets.roots)
+        task = _Removal(root, budgets, found, workers, on_removed)
+        found.stop_reason = task.run(chosen)
+        return found
+
+
+class _Removal:
+    """Removing the chosen retired epochs, one after the other."""
+
+    def __init__(
+        self, root: EpochRoot, budgets: Budgets, found: Reclaimed, workers: int, on_removed: Callable[[int], None]
+    ) -> None:
+        self._root = root
+        self._budgets = budgets
+        self._found = found
+        self._workers = workers
+        self._on_removed = on_removed
+        self._deadline = None if budgets.seconds is None else time.monotonic() + budgets.seconds
+
+    def run(self, chosen: list[str]) -> str:
+        """Remove until a budget is used up, and say why it ended.
+
+        A retired epoch of which nothing can be removed counts for nothing, so that it never keeps the others waiting.
+        """
+        found, used = self._found, 0
+        if self._budgets.roots == 0:
+            return DISABLED
+        for name in chosen:
+            if used == self._budgets.roots:
+                return ROOT_LIMIT
+            left = None if self._budgets.entries is None else self._budgets.entries - found.removed_entries
+            seconds = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+            if left == 0:
+                return ENTRY_BUDGET
+            if seconds == 0.0 and found.removed_entries:
+                return TIME_BUDGET
+            step = self._step(name, left, seconds)
+            used += step.removed_entries > 0
+            if step.stop_reason not in (COMPLETE, BLOCKED):
+                found.partial = name
+                return step.stop_reason
+        if found.candidates > len(found.removed_roots) + len(found.blocked):
+            return ROOT_LIMIT
+        if found.blocked:
+            return BLOCKED
+        return COMPLETE if found.removed_roots else EMPTY
+
+    def _step(self, name: str, entries: int | None, seconds: float | None) -> Step:
+        """Remove as much of one retired epoch as the budgets allow."""
+        found = self._found
+        passed: list[PassedBy] = []
+        try:
+            step = durable_rmtree_step(
+                name,
+                entry_limit=entries,
+                time_limit=seconds,
+                dir_fd=self._root.fd,
+                workers=self._workers,
+                on_passed=lambda one: passed.append(one) if len(passed) < MOST_TOLD else None,
+                on_removed=self._on_removed,
+            )
+        except ForbiddenError as error:
+            found.blocked[name] = error.message
+            return Step(0, False, BLOCKED)
+        except OSError as error:
+            raise FailedError(
+                "not-reclaimed",
+                f"the retired epoch {os.path.join(self._root.path, name)!r} could not be removed: {error.strerror}",
+                "Look at it; nothing outside retired epochs was touched.",
+            ) from error
+        found.removed_entries += step.removed_entries
+        found.passed_by += passed[: MOST_TOLD - len(found.passed_by)]
+        if step.complete:
+            found.removed_roots.append(name)
+        elif step.stop_reason == BLOCKED:
+            found.blocked[name] = _why_blocked(passed)
+        return step
+
+
+def _why_blocked(passed: list[PassedBy]) -> str:
+    if not passed:
+        return "something is added to it all the time"
+    first = passed[0]
+    return f"{first.path!r} cannot be removed: {os.strerror(first.errno)}"
+
+
+# --- discovery -------------------------------------------------------------------------------------------------------
+
+
+def _discover(root: EpochRoot, budgets: Budgets, first: str | None, found: Reclaimed) -> list[str] | None:
+    """Validate every reserved name and return those to remove, in order; None where the root holds too many names.
+
+    Only as many names are held as may be removed, and some in place of those that turn out to be blocked.
+    """
+
+    def candidates() -> Iterator[tuple[bool, str, str]]:
+        for name in _names(root, budgets.discovery, found):
+            ids = names.parse_retired(name)
+            held = _check(root, name)
+            if ids is None:
+                continue
+            if held:
+                found.held += 1
+                continue
+            found.candidates += 1
+            yield ids[0] != first, ids[1], name
+
+    try:
+        if budgets.roots is None:
+            ordered = sorted(candidates())
+        else:
+            ordered = heapq.nsmallest(budgets.roots + _SPARE_ROOTS, candidates())
+    except _TooManyError:
+        return None
+    return [name for _, _, name in ordered]
+
+
+class _TooManyError(Exception):
+    """The root holds more names than the discovery budget allows to read."""
+
+
+def _names(root: EpochRoot, budget: int | None, found: Reclaimed) -> Iterator[str]:
+    """Yield the reserved names of the root, counting all that are read."""
+    fresh = os.open(".", _DIRECTORY, dir_fd=root.fd)
+    try:
+        with os.scandir(fresh) as entries:
+            for entry in entries:
+                if budget is not None and found.scanned >= budget:
+                    raise _TooManyError
+                found.scanned += 1
+                if names.is_reserved(entry.name):
+                    yield entry.name
+    finally:
+        os.close(fresh)
+
+
+def _check(root: EpochRoot, name: str) -> bool:
+    """Refuse a reserved name that is no epoch of ours; say whether it is a retired one that somebody still holds."""
+    retired = names.parse_retired(name) is not None
+    if not retired and names.parse_active(name) is None:
+        raise _foreign(root, name, "its name is none that berth gives")
+    try:
+        fd = open_below(name, dir_fd=root.fd)
+    except FileNotFoundError:
+        return True  # retired a moment ago
+    except OSError as error:
+        what = "something is mounted there" if error.errno == errno.EXDEV else error.strerror
+        raise _foreign(root, name, f"it cannot be opened as a directory of this file system: {what}") from error
+    try:
+        status = os.fstat(fd)
+        if status.st_dev != os.fstat(root.fd).st_dev:
+            raise _foreign(root, name, "it lies on another file system")
+        if status.st_uid not in (os.geteuid(), os.fstat(root.fd).st_uid):
+            raise _foreign(root, name, f"it belongs to uid {status.st_uid}")
+        return retired and not try_lock(fd, shared=True)
+    finally:
+        os.close(fd)
+
+
+def _foreign(root: EpochRoot, name: str, why: str) -> FailedError:
+    return FailedError(
+        "foreign-name",
+        f"{os.path.join(root.path, name)!r} lies where berth keeps epochs and is none: {why}. Nothing was removed",
+        "Move it out of the root once you have looked at it.",
+    )
+
+
+@contextlib.contextmanager
+def _lock(root: EpochRoot, wait_s: float) -> Iterator[bool]:
+    try:
+        fd = open_lock_file(LOCK_NAME, dir_fd=root.fd)
+    except OSError as error:
+        raise FailedError(
+            "reclaim-lock",
+            f"the lock file {LOCK_NAME} of {root.path!r} cannot be opened: {error.strerror}",
+            "It must be a regular file that you may write; berth makes it itself where it is missing.",
+        ) from error
+    try:
+        yield wait_lock(fd, wait_s)
+    finally:
+        os.close(fd)
