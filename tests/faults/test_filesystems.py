@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from berth.epoch import names
-from berth.epoch.capability import probe_noreplace
+from berth.epoch.capability import Accepted, probe
 from berth.epoch.epoch import Epoch, EpochRoot
-from berth.errors import BerthError, UncertainError
+from berth.errors import UncertainError
 from faults.fuse import mounted_fuse, skip_without_fuse
 from faults.images import mounted, mounted_overlay, mounted_tmpfs, skip_without
 
@@ -35,17 +35,15 @@ def verdict(path: Path, *, trust_network: bool = False, allow_volatile: bool = F
     """Return QUALIFIED, or the name of the error that the probe refuses the directory with."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        probe_noreplace(fd, str(path))
-    except BerthError as error:
-        return error.name
+        found = probe(fd, str(path), accepted=Accepted(network=trust_network, volatile=allow_volatile))
     finally:
         os.close(fd)
-    return QUALIFIED
+    return found.refusal.name if found.refusal else QUALIFIED
 
 
 def open_root(path: Path, *, trust_network: bool = False, allow_volatile: bool = False) -> EpochRoot:
     """Open the directory as a state root, which probes it."""
-    return EpochRoot(str(path))
+    return EpochRoot(str(path), accepted=Accepted(network=trust_network, volatile=allow_volatile))
 
 
 # --- the file systems ------------------------------------------------------------------------------------------------
@@ -123,13 +121,6 @@ ROWS = [
 ]
 #: Those that qualify once the right thing is accepted.
 FIT = [row for row in ROWS if row.verdict in (QUALIFIED, SHARED, VOLATILE)]
-#: What a retirement ends with where the server's answer was lost.
-LOST_REPLY: type[Exception] = UncertainError
-
-# Delete this line when the probe swaps two names, syncs, and reads the type of the mount:
-ROWS = [row for row in ROWS if row.verdict in (QUALIFIED, REPLACES) and row.name != "fuse ignores"]
-# Delete this line when an error of a rename on a FUSE mount is an uncertain outcome:
-LOST_REPLY = OSError
 
 
 @pytest.fixture
@@ -238,7 +229,7 @@ def test_retirement_whose_answer_is_lost_is_done_once_and_not_called_a_success(t
         mount.root.chmod(0o700)
         with open_root(mount.root, trust_network=True) as root, new_epoch(root) as epoch:
             before = snapshot(Path(epoch.path))
-            with pytest.raises(LOST_REPLY):
+            with pytest.raises(UncertainError):
                 epoch.retire()
             assert root.active() == []
             [(retired, retirement)] = root.retired()
