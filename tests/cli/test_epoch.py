@@ -354,7 +354,7 @@ def test_reclaim_for_people(root: Path, make_retired) -> None:
         make_retired(root, at_ms=at)
     done = epoch("reclaim", root, "--seconds", "30")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == ("1 retired epochs removed, 4 names in all; 1 retired left, with 4 names (root-limit).\n")
+    assert done.stdout == ("1 retired epoch removed, 4 names in all; 1 retired left, with 4 names (root-limit).\n")
 
 
 def test_reclaim_all(root: Path, make_retired) -> None:
@@ -531,7 +531,7 @@ def test_watch_goes_on_until_a_signal_and_sums_up(root: Path, make_retired, watc
     for left in ("2 retired left", "1 retired left", "0 retired left"):
         assert left in process.line()
     make_retired(root)  # what comes later is seen too
-    assert "1 retired epochs removed, 4 names in all; 0 retired left" in process.line()
+    assert "1 retired epoch removed, 4 names in all; 0 retired left" in process.line()
     ended, summary = process.end(number)
     assert ended == code
     assert summary.startswith("4 retired epochs removed, 16 names in all; 0 retired left (")

@@ -107,7 +107,8 @@ def list_(*, root: str, as_json: bool) -> int:
     with _failures_are(ROOT_REFUSED):
         found = list_epochs(root)
     if as_json:
-        click.echo(json.dumps({"root": os.path.abspath(root), "epochs": [asdict(one) for one in found]}, indent=2))
+        epochs = [asdict(one) for one in found]
+        click.echo(json.dumps({**_head(os.path.abspath(root)), "epochs": epochs}, indent=2))
         return 0
     for one in found:
         since = _utc(one.retired_at_ms) if one.retired_at_ms else ""
@@ -140,7 +141,7 @@ def retire(*, root: str, epoch: str, trust_network: bool, allow_volatile: bool, 
     with _opened(root, _accepted(trust_network, allow_volatile), RETIRE_FAILED) as opened:
         retired = retire_left(opened, epoch)
         name = os.path.join(opened.path, retired)
-    click.echo(json.dumps({"epoch": epoch, "retired": name}) if as_json else name)
+    click.echo(json.dumps({**_head(opened.path), "epoch": epoch, "retired": name}) if as_json else name)
     return 0
 
 
@@ -262,7 +263,7 @@ def _document(root: "EpochRoot", found: "Reclaimed", *, count: bool = True) -> d
     from berth.epoch.listing import count_entries
 
     entries, whole = count_entries(root.path, _retired_names(root), most=_COUNT_AT_MOST) if count else (None, False)
-    document = {"root": root.path, **asdict(found)}
+    document = {**_head(root.path), **asdict(found)}
     document["backlog"] = {"roots": document.pop("backlog_roots"), "entries": entries, "entries_complete": whole}
     return document
 
@@ -275,9 +276,19 @@ def _summary(document: dict[str, object]) -> str:
     if backlog["entries"] is not None and backlog["roots"]:
         left += f", with {'' if backlog['entries_complete'] else 'at least '}{backlog['entries']} names"
     return (
-        f"{len(removed)} retired epochs removed, {document['removed_entries']} names in all; {left} "
+        f"{_epochs(len(removed))} removed, {document['removed_entries']} names in all; {left} "
         f"({document['stop_reason']})."
     )
+
+
+def _head(root: str) -> dict[str, object]:
+    from berth.epoch.capability import SCHEMA_VERSION
+
+    return {"schema_version": SCHEMA_VERSION, "root": root}
+
+
+def _epochs(count: int) -> str:
+    return "1 retired epoch" if count == 1 else f"{count} retired epochs"
 
 
 def _retired_names(root: "EpochRoot") -> list[str]:

@@ -16,6 +16,7 @@ from berth.durable.files import fsync_open_directory
 from berth.durable.removal import Level, Limits, Offer, PassedBy
 from berth.errors import ForbiddenError, UncertainError
 from berth.linux.below import open_below
+from berth.linux.mounts import path_of
 
 #: Names of one directory read, sorted and held at a time; 100,000 as in GNU fts, about 20 MB.
 CHUNK: Final = 100_000
@@ -347,9 +348,9 @@ class Walk:
             fsync_open_directory(self.fd)
         except OSError as error:
             raise UncertainError(
-                f"entries of {self.path!r} were removed, but the directory could not be synced "
+                f"entries of {self.path or path_of(self.fd)!r} were removed, but the directory could not be synced "
                 f"({os.strerror(error.errno or 0)}): after a power cut they may be back",
                 errno=error.errno or 0,
-                filename=self.path,
+                filename=self.path or path_of(self.fd),
             ) from error
         level.dirty = False

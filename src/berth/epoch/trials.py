@@ -146,7 +146,16 @@ def sync_directory(fd: int) -> None:
 
 
 def lock(fd: int) -> None:
-    """A flock excludes another open file of this process."""
+    """A flock excludes another opening of the same file, and of the same directory, which is how epochs are held."""
+    os.mkdir("r", 0o700, dir_fd=fd)
+    first, second = (os.open("r", _DIRECTORY, dir_fd=fd) for _ in range(2))
+    try:
+        if not try_lock(first) or try_lock(second):
+            raise TrialError("a directory cannot be locked, or two hold the same exclusive lock (flock)")
+        os.rmdir("r", dir_fd=fd)
+    finally:
+        os.close(first)
+        os.close(second)
     held, other = open_lock_file("n", dir_fd=fd), open_lock_file("n", dir_fd=fd)
     try:
         if not try_lock(held):
