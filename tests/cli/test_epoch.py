@@ -270,7 +270,7 @@ def test_list_for_people_and_as_a_document(root: Path, make_retired) -> None:
         f"retired  {'c' * 64}  2023-11-14 22:13:20Z",
     ]
     assert done.stderr == "1 active, 1 left, 1 retired, 1 foreign.\n"
-    assert (list(listed), listed["root"]) == (["root", "epochs"], str(root))
+    assert (list(listed), listed["root"]) == (["schema_version", "root", "epochs"], str(root))
     assert listed["epochs"][-1] == {
         "name": retired.name,
         "state": "retired",
@@ -293,7 +293,12 @@ def test_retire(root: Path) -> None:
     found = document(epoch("retire", root, "a" * 64, "--json"))
     done = epoch("retire", root, "b" * 64)
     assert (done.returncode, done.stderr) == (0, "")
-    assert found == {"epoch": "a" * 64, "retired": found["retired"]}
+    assert found == {
+        "schema_version": "0.2.0",
+        "root": str(root),
+        "epoch": "a" * 64,
+        "retired": found["retired"],
+    }
     assert [os.path.join(root, name) for name in entries(root)] == [found["retired"], done.stdout.strip()]
     failed(epoch("retire", root, "a" * 64, "--json"), 2, "no-such-epoch")
 
@@ -332,6 +337,7 @@ def test_reclaim_as_a_document(root: Path, make_retired) -> None:
     first, second = make_retired(root, at_ms=1), make_retired(root, at_ms=2, files=5)
     found = document(epoch("reclaim", root, "--seconds", "30", "--json"))
     assert found == {
+        "schema_version": "0.2.0",
         "root": str(root),
         "scanned": 4,
         "candidates": 2,

@@ -288,7 +288,8 @@ def test_probe_killed_at_any_call_leaves_what_the_next_removes(
 
 
 def test_probe_that_cannot_clean_up_says_so_and_the_next_does(strace, root: Path, root_fd: int) -> None:
-    found = json.loads(strace(RECORD, root, trace="unlinkat", inject=["unlinkat:error=EIO:when=3"]).output)
+    last = sum(line.startswith("unlinkat(") for line in strace(RECORD, root, trace="unlinkat").calls)
+    found = json.loads(strace(RECORD, root, trace="unlinkat", inject=[f"unlinkat:error=EIO:when={last}"]).output)
     assert found["operations"]["remove-and-sync"]["result"] == "failed"
     assert found["operations"]["remove-and-sync"]["errno"] == "EIO"
     assert found["verdict"] == "refused"

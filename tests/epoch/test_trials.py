@@ -80,8 +80,7 @@ def test_swap_may_be_refused(strace, directory: Path, code: str) -> None:
     assert strace(TRY, "examine_flags", directory, trace="renameat2", inject=[f"renameat2:error={code}"]).output == (
         "works"
     )
-    assert (directory / "e").read_text() == "first"
-    assert (directory / "f").read_text() == "second"
+    assert os.listdir(directory) == []
 
 
 @pytest.mark.parametrize(
@@ -129,8 +128,8 @@ def test_publication_never_replaces(fd: int, tmp_path: Path) -> None:
     to = os.open(there, os.O_RDONLY)
     try:
         trials.publish(fd, to)
-        assert [(path.name, path.read_text()) for path in there.iterdir()] == [("q", "first")]
-        os.unlink("p", dir_fd=fd)
+        assert os.listdir(there) == []
+        (there / "q").write_text("first")
         with pytest.raises(FileExistsError):  # the name is taken from the start
             trials.publish(fd, to)
     finally:

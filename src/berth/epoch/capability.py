@@ -20,7 +20,7 @@ from berth.durable.files import fsync_open_directory, list_names
 from berth.durable.tree import durable_rmtree
 from berth.epoch import names, trials
 from berth.epoch.trials import TrialError
-from berth.errors import AbilityError, BerthError, FailedError
+from berth.errors import AbilityError, BerthError, FailedError, UncertainError
 from berth.linux.locks import try_lock
 from berth.linux.mounts import Medium, Mount, medium_of, mount_id_of, mount_of
 
@@ -231,8 +231,16 @@ def _remove(root_fd: int, name: str) -> None:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
         durable_rmtree(name, dir_fd=root_fd, workers=1)
-    else:
+        return
+    try:
         fsync_open_directory(root_fd)
+    except OSError as error:
+        raise UncertainError(
+            f"the probe's directory {name!r} was removed, but the root could not be synced "
+            f"({os.strerror(error.errno or 0)}): after a power cut it may be back",
+            errno=error.errno or 0,
+            filename=name,
+        ) from error
 
 
 def _try(found: Capability, name: str, trial: Callable[[], object]) -> None:
