@@ -20,6 +20,7 @@ from berth.linux.mounts import Medium, medium_of, mount_of
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _IN_PLACE: Final = "is in place"
+_MOVED_BACK: Final = "it may be back under its old name"
 
 
 def fsync_directory(path: str, *, dir_fd: int | None = None) -> None:
@@ -84,14 +85,7 @@ def durable_rename_noreplace(
     except OSError as error:
         _doubt(error, destination, dst_dir_fd)
         raise
-    _sync(
-        source,
-        destination,
-        (destination_in, dst_dir_fd),
-        (source_in, src_dir_fd),
-        seen=_IN_PLACE,
-        doubt="it may be back under its old name",
-    )
+    _sync_renamed(source, destination, source_in, destination_in, src_dir_fd, dst_dir_fd)
 
 
 def durable_replace(
@@ -111,14 +105,7 @@ def durable_replace(
     except OSError as error:
         _doubt(error, destination, dst_dir_fd)
         raise
-    _sync(
-        source,
-        destination,
-        (destination_in, dst_dir_fd),
-        (source_in, src_dir_fd),
-        seen=_IN_PLACE,
-        doubt="it may be back under its old name",
-    )
+    _sync_renamed(source, destination, source_in, destination_in, src_dir_fd, dst_dir_fd)
 
 
 def durable_link(
@@ -143,7 +130,7 @@ def durable_link(
     except OSError as error:
         _doubt(error, destination, dst_dir_fd)
         raise
-    _sync(source, destination, (destination_in, dst_dir_fd), seen=_IN_PLACE, doubt="that name may be gone")
+    _sync(source, destination, destination_in, dst_dir_fd, seen=_IN_PLACE, doubt="that name may be gone")
 
 
 def durable_unlink(path: str, *, dir_fd: int | None = None) -> None:
@@ -161,7 +148,7 @@ def durable_unlink(path: str, *, dir_fd: int | None = None) -> None:
     except OSError as error:
         _doubt(error, path, dir_fd)
         raise
-    _sync(path, path, (directory, dir_fd), seen="is gone", doubt="it may be back")
+    _sync(path, path, directory, dir_fd, seen="is gone", doubt="it may be back")
 
 
 def durable_write(path: str, data: bytes, *, mode: int = 0o600, dir_fd: int | None = None) -> None:
@@ -200,7 +187,7 @@ def durable_write(path: str, data: bytes, *, mode: int = 0o600, dir_fd: int | No
             _doubt(error, path, dir_fd)
             raise
         undo.pop_all()
-    _sync(path, path, (directory or ".", dir_fd), seen=_IN_PLACE, doubt="what it held before may be back")
+    _sync(path, path, directory or ".", dir_fd, seen=_IN_PLACE, doubt="what it held before may be back")
 
 
 def durable_makedirs(path: str, *, mode: int = 0o700) -> None:
@@ -294,25 +281,19 @@ def _medium(path: str, dir_fd: int | None) -> Medium | None:
     return Medium.NETWORK if mount is None else medium_of(mount)  # not shown is not known to be local
 
 
-_Place = tuple[str, int | None]
-
-
-def _sync(source: str, destination: str, *places: _Place, seen: str, doubt: str) -> None:
-    """Sync the directories `places`, each once, after a change that is visible.
+def _sync(source: str, destination: str, directory: str, dir_fd: int | None, *, seen: str, doubt: str) -> None:
+    """Sync `directory` after a change in it that is visible.
 
     Args:
         source: First path of the change, for the error.
         destination: Second path of the change, for the error.
-        places: Directories, each relative to a descriptor, in the order of their syncs.
+        directory: The directory, relative to `dir_fd`.
+        dir_fd: Open directory, or None.
         seen: What is visible now.
         doubt: What a power cut may make of it.
     """
-    opened: list[int] = []
     try:
-        for directory, dir_fd in dict.fromkeys(places):
-            opened.append(os.open(directory, _DIRECTORY, dir_fd=dir_fd))
-            if len(opened) == 1 or not os.path.sameopenfile(*opened):
-                fsync_open_directory(opened[-1])
+        fsync_directory(directory, dir_fd=dir_fd)
     except OSError as error:
         raise UncertainError(
             f"{destination!r} {seen}, but its directory could not be synced ({os.strerror(error.errno or 0)}): "
@@ -321,6 +302,21 @@ def _sync(source: str, destination: str, *places: _Place, seen: str, doubt: str)
             filename=source,
             filename2=destination,
         ) from error
-    finally:
-        for fd in opened:
-            os.close(fd)
+
+
+def _sync_renamed(
+    source: str, destination: str, source_in: str, destination_in: str, src_dir_fd: int | None, dst_dir_fd: int | None
+) -> None:
+    """Sync the destination's directory, then the source's where that is another one."""
+    _sync(source, destination, destination_in, dst_dir_fd, seen=_IN_PLACE, doubt=_MOVED_BACK)
+    if not _same_directory(source_in, src_dir_fd, destination_in, dst_dir_fd):
+        _sync(source, destination, source_in, src_dir_fd, seen=_IN_PLACE, doubt=_MOVED_BACK)
+
+
+def _same_directory(first: str, first_fd: int | None, second: str, second_fd: int | None) -> bool:
+    """Say whether two directories are one; where that cannot be found out they count as two."""
+    if first == second and first_fd == second_fd:
+        return True
+    with contextlib.suppress(OSError):
+        return os.path.samestat(os.stat(first, dir_fd=first_fd), os.stat(second, dir_fd=second_fd))
+    return False
