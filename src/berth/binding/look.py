@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from berth.binding.machine import split_cores, topology_of
 from berth.binding.npus import Npus
 from berth.binding.snapshot import PLAN_NEEDS, Process, Snapshot
-from berth.binding.view import Task, View
+from berth.binding.view import Task, View, united
 from berth.host.cpuset import CpuSet
 
 
@@ -64,6 +64,7 @@ class _Reader:
             npus=self.npus,
             absent=sorted(self.targets - set(self.processes)),
             core_at={cpu: core for core in self.topology.cores for cpu in core.cpus},
+            cored=united(core.cpus for core in self.topology.cores),
         )
 
     def _place(self, process: Process) -> tuple[int | None, frozenset[int]]:
@@ -116,9 +117,6 @@ class _Reader:
         limit = None if group is None or group.cpuset_cpus_effective is None else self.cpus(group.cpuset_cpus_effective)
         masks = {thread.tid: self.cpus(thread.cpus_allowed_list) for thread in process.threads if thread.movable}
         mask = self.cpus(process.cpus_allowed_list)
-        union = mask
-        for other in set(masks.values()):
-            union |= other
         devices, conflict = self.npus.of(process)
         near, near_source = self.npus.near(devices)
         return Task(
@@ -129,7 +127,7 @@ class _Reader:
             launcher=launcher,
             mask=mask,
             masks=masks,
-            union=union,
+            union=united([mask, *set(masks.values())]),
             limit=None if limit is None else limit & self.topology.online,
             devices=devices,
             conflict=conflict,

@@ -37,9 +37,10 @@ def _cores(snapshot: Snapshot, online: CpuSet, nodes: tuple[Node, ...]) -> tuple
     Grouping them anew is for lists that overlap alone: it takes time that grows with the square of the machine.
     """
     groups = [CpuSet.of(core.logical_cpus) & online for core in snapshot.cpu_topology.physical_cores]
-    known = CpuSet()
+    mask = 0
     for group in groups:
-        known |= group
+        mask |= group.mask
+    known = CpuSet(mask)
     if sum(map(len, groups)) > len(known):
         siblings = {cpu: group for group in groups for cpu in group}
         return group_cores(online=known, siblings=siblings, packages={}, nodes=nodes)

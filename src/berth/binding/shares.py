@@ -79,21 +79,32 @@ def _deal_group(
 ) -> dict[Hashable, Share]:
     """Deal to claims that compete: in whole cores, else without those that only keep others away, else in CPUs."""
     wanting = [claim for claim in claims if claim.held is not None]
-    attempts = [(units, claims)] if len(wanting) == len(claims) else [(units, claims), (units, wanting)]
-    if not whole_only:
-        attempts.append((_split(units), wanting))
     if not wanting:
         return {}
+    anyone = _union(claims)
+    units = [unit for unit in units if unit[0] & anyone]
     stuck: set[int] = set()
     full: list[_Lot] = []
-    for given, some in attempts:
+    for attempt in ("all", "wanting", "split"):
+        if (attempt == "wanting" and len(wanting) == len(claims)) or (attempt == "split" and whole_only):
+            continue
+        some = claims if attempt == "all" else wanting
+        given = _split(units) if attempt == "split" else units
         lots = _lots(given, some, spread=spread, whole_only=whole_only)
         first, stuck, full = _one_each(lots, len(some))
         if not stuck:
-            return _level(lots, some, first, given, splits=given is not units)
+            return _level(lots, some, first, given, splits=attempt == "split")
     blocked = sum(unit for lot in full for unit in lot.units)
     rest = [claim for at, claim in enumerate(wanting) if at not in stuck]
-    return _deal_group([u for u in units if not u[0] & blocked], rest, spread=spread, whole_only=whole_only)
+    left = [(mask & ~blocked, node) for mask, node in units]
+    return _deal_group([unit for unit in left if unit[0]], rest, spread=spread, whole_only=whole_only)
+
+
+def _union(claims: Sequence[Claim]) -> int:
+    found = 0
+    for claim in claims:
+        found |= claim.pool.mask
+    return found
 
 
 def _split(units: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -106,9 +117,7 @@ def _lots(units: list[tuple[int, int]], claims: Sequence[Claim], *, spread: bool
     for at, claim in enumerate(claims):
         by_pool.setdefault(claim.pool.mask, []).append(at)
     pools = list(by_pool)
-    anyone = 0
-    for pool in pools:
-        anyone |= pool
+    anyone = _union(claims)
     lots: dict[tuple[bool, tuple[int, ...], int], _Lot] = {}
     for mask, node in units:
         if not mask & anyone:

@@ -4,6 +4,7 @@ Everything that a rule or the planner compares is worked out here once. Nothing 
 not say, the set is None and the reason is kept.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -93,6 +94,7 @@ class View:
         npus: The NPUs of the host.
         absent: Targets that are not in the snapshot.
         core_at: The core of each CPU.
+        cored: CPUs whose core is known.
     """
 
     snapshot: Snapshot
@@ -105,6 +107,7 @@ class View:
     npus: Npus
     absent: list[int]
     core_at: dict[int, Core]
+    cored: CpuSet
 
     @property
     def involved(self) -> list[Task]:
@@ -159,3 +162,11 @@ class View:
                 found.add(parent.pid)
                 parent = self.tasks.get(parent.process.ppid)
         return found
+
+
+def united(sets: Iterable[CpuSet]) -> CpuSet:
+    """Return the CPUs that are in any of these sets."""
+    mask = 0
+    for cpus in sets:
+        mask |= cpus.mask
+    return CpuSet(mask)

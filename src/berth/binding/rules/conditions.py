@@ -3,7 +3,7 @@
 from typing import Final
 
 from berth.binding.npus import number_of
-from berth.binding.view import Task, View
+from berth.binding.view import Task, View, united
 from berth.host.cpuset import CpuSet
 
 #: From this part of what it could have on, a mask counts as not chosen (rule R001 and R004 of the binding design).
@@ -182,10 +182,7 @@ def _inherited_from(view: View, task: Task) -> str:
 def _partition(view: View) -> set[int]:
     """Return the leaders among which CPUs are dealt already: two or more, none with a CPU of another."""
     bound = [task for task in view.leaders if not view.unbound(task)]
-    total = CpuSet()
-    for task in bound:
-        total |= task.union
-    if len(bound) > 1 and sum(len(task.union) for task in bound) == len(total):
+    if len(bound) > 1 and sum(len(task.union) for task in bound) == len(united(task.union for task in bound)):
         return {task.pid for task in bound}
     return set()
 
@@ -212,7 +209,12 @@ def overlaps(view: View) -> list[list[Task]]:
 
 def with_siblings(view: View, cpus: CpuSet) -> CpuSet:
     """Return these CPUs and the other CPUs of their cores."""
-    return CpuSet.of(sibling for cpu in cpus for core in [view.core_of(cpu)] if core for sibling in core.cpus) | cpus
+    mask = cpus.mask
+    found = mask
+    for core in view.topology.cores:
+        if core.cpus.mask & mask:
+            found |= core.cpus.mask
+    return CpuSet(found)
 
 
 def occupants(view: View, cpus: CpuSet) -> list[Task]:

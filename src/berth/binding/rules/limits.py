@@ -153,5 +153,3 @@ def _quota_is_less(task: Task) -> bool:
 def _quota_text(task: Task) -> str:
     quota = quota_cpus(task)
     return f"quota {'unknown' if quota is None else f'{quota:g}'} CPUs, mask of {len(task.union)} CPUs"
-
-

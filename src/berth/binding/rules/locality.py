@@ -18,7 +18,7 @@ from berth.host.cpuset import CpuSet
 #: Part of a process's resident pages beyond which its memory counts as mostly far.
 _FAR: Final = 0.5
 #: Pages of 4 KiB below which the place of memory does not matter: 64 MiB.
-_FEW_PAGES: Final = 16384
+FEW_PAGES: Final = 16384
 #: Percent of one CPU from which on a thread counts as running during a sample.
 _RUNS_PERCENT: Final = 1.0
 
@@ -209,7 +209,7 @@ def far_share(view: View, task: Task) -> float:
     pages = task.process.pages_by_node or {}
     total, home = sum(pages.values()), home_nodes(view, task)
     memory = {node.node: node.memory_total_mb for node in view.snapshot.numa_topology.nodes}
-    if total < _FEW_PAGES or not any(memory.get(node) != 0 for node in home):
+    if total < FEW_PAGES or not any(memory.get(node) != 0 for node in home):
         return 0.0
     return 1 - sum(pages.get(str(node), 0) for node in home) / total
 

@@ -5,7 +5,7 @@ from typing import Final
 from berth.binding.finding import Finding
 from berth.binding.names import grouped, name_tasks, pids_of
 from berth.binding.rules.conditions import narrowed, occupants, overlaps, pinned_families, with_siblings
-from berth.binding.view import Task, View
+from berth.binding.view import Task, View, united
 from berth.host.cpuset import CpuSet
 
 _POOL_VARIABLES: Final = (
@@ -167,16 +167,13 @@ def _split_cores(view: View, task: Task, *, taken: bool) -> str:
     """
     if task.limit is None:
         return ""
-    others = CpuSet()
+    beyond = task.limit - task.union - view.isolated
     if taken:
-        for other in view.tasks.values():
-            if other.pid != task.pid and other.leader != task.leader and not other.process.kernel_thread:
-                others |= other.union
-    keys = {core.key: core for cpu in task.union for core in [view.core_of(cpu)] if core is not None}
-    split = []
-    for key in sorted(keys):
-        rest = (keys[key].cpus & task.limit) - task.union - view.isolated
-        if rest and (not taken or not rest.isdisjoint(others)):
-            split.append(keys[key].cpus)
+        others = [other for other in view.tasks.values() if other.leader != task.leader]
+        beyond = beyond & united(other.union for other in others if not other.process.kernel_thread)
+    if not beyond:
+        return ""
+    mask = task.union.mask
+    split = [core.cpus for core in view.topology.cores if core.cpus.mask & mask and core.cpus.mask & beyond.mask]
     shown = ", ".join(f"core {cpus}" for cpus in split[:_SHOWN_CORES])
     return shown + (f" and {len(split) - _SHOWN_CORES} more" if len(split) > _SHOWN_CORES else "")
