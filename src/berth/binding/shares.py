@@ -46,7 +46,7 @@ class Share:
 
 @dataclass(slots=True)
 class _Lot:
-    """Units, each a mask of CPUs, that the same claims may have."""
+    """Units of one size, each a mask of CPUs, that the same claims may have."""
 
     claims: tuple[int, ...]
     node: int
@@ -75,9 +75,13 @@ def deal(cores: Iterable[Core], claims: Sequence[Claim], *, spread: bool, whole_
 
 
 def _deal_group(
-    units: list[tuple[int, int]], claims: Sequence[Claim], *, spread: bool, whole_only: bool
+    units: list[tuple[int, int]], claims: Sequence[Claim], *, spread: bool, whole_only: bool, cut: bool = False
 ) -> dict[Hashable, Share]:
-    """Deal to claims that compete: in whole cores, else without those that only keep others away, else in CPUs."""
+    """Deal to claims that compete: in whole cores, else without those that only keep others away, else in CPUs.
+
+    Claims that cannot all be served even then are left out together, with the CPUs that they compete for; `cut` says
+    that this took a part of a core away.
+    """
     wanting = [claim for claim in claims if claim.held is not None]
     if not wanting:
         return {}
@@ -93,11 +97,12 @@ def _deal_group(
         lots = _lots(given, some, spread=spread, whole_only=whole_only)
         first, stuck, full = _one_each(lots, len(some))
         if not stuck:
-            return _level(lots, some, first, given, splits=attempt == "split")
+            return _level(lots, some, first, given, splits=cut or attempt == "split")
     blocked = sum(unit for lot in full for unit in lot.units)
     rest = [claim for at, claim in enumerate(wanting) if at not in stuck]
-    left = [(mask & ~blocked, node) for mask, node in units]
-    return _deal_group([unit for unit in left if unit[0]], rest, spread=spread, whole_only=whole_only)
+    left = [(mask & ~blocked, node) for mask, node in units if mask & ~blocked]
+    cut = cut or any(mask & blocked and mask & ~blocked for mask, _ in units)
+    return _deal_group(left, rest, spread=spread, whole_only=whole_only, cut=cut)
 
 
 def _union(claims: Sequence[Claim]) -> int:
@@ -112,13 +117,13 @@ def _split(units: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _lots(units: list[tuple[int, int]], claims: Sequence[Claim], *, spread: bool, whole_only: bool) -> list[_Lot]:
-    """Return the lots, those that few claims may have first, and of these whole cores first."""
+    """Return the lots: those that few claims may have first, of these whole cores first, of these large ones first."""
     by_pool: dict[int, list[int]] = {}
     for at, claim in enumerate(claims):
         by_pool.setdefault(claim.pool.mask, []).append(at)
     pools = list(by_pool)
     anyone = _union(claims)
-    lots: dict[tuple[bool, tuple[int, ...], int], _Lot] = {}
+    lots: dict[tuple[bool, tuple[int, ...], int, int], _Lot] = {}
     for mask, node in units:
         if not mask & anyone:
             continue
@@ -128,12 +133,12 @@ def _lots(units: list[tuple[int, int]], claims: Sequence[Claim], *, spread: bool
             inside = tuple(pool for pool in inside if mask & pool == mask)
             whole = True
         if inside:
-            lot = lots.get(key := (whole, inside, node if spread else 0))
+            lot = lots.get(key := (whole, inside, mask.bit_count(), node if spread else 0))
             if lot is None:
                 able = tuple(sorted(at for pool in inside for at in by_pool[pool]))
                 lot = lots[key] = _Lot(able, node, whole, [])
             lot.units.append(mask)
-    return sorted(lots.values(), key=lambda lot: (len(lot.claims), not lot.whole))
+    return sorted(lots.values(), key=lambda lot: (len(lot.claims), not lot.whole, -lot.units[0].bit_count()))
 
 
 def _groups(lots: list[_Lot], number: int) -> list[list[int]]:
@@ -227,9 +232,10 @@ def _good_already(claims: Sequence[Claim], masks: list[int], units: list[tuple[i
     if any(not claim.held or not claim.held <= claim.pool for claim in claims):
         return False
     held = [claim.held.mask for claim in claims if claim.held]
+    there = sum(unit for unit, _ in units)
     total = 0
     for mask in held:
-        if mask & total:
+        if mask & total or mask & ~there:
             return False
         total |= mask
     for unit, _ in units:
