@@ -64,7 +64,6 @@ class _Reader:
             npus=self.npus,
             absent=sorted(self.targets - set(self.processes)),
             core_at={cpu: core for core in self.topology.cores for cpu in core.cpus},
-            cored=united(core.cpus for core in self.topology.cores),
         )
 
     def _place(self, process: Process) -> tuple[int | None, frozenset[int]]:

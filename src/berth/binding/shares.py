@@ -61,7 +61,7 @@ def deal(cores: Iterable[Core], claims: Sequence[Claim], *, spread: bool, whole_
     only keeps others away counts as long as every other still gets a core.
 
     Args:
-        cores: Cores of the machine.
+        cores: Cores of the machine; a CPU whose core is not among them is dealt to nobody.
         claims: In the order in which they are served.
         spread: Level every claim over the nodes, instead of keeping it together.
         whole_only: Use only cores that lie in a pool with all of their CPUs, and never split one.
@@ -174,20 +174,22 @@ def _one_each(lots: list[_Lot], number: int) -> tuple[list[int], set[int], list[
     given = [-1] * number
 
     def place(at: int, seen: set[int]) -> bool:
-        for index in able[at]:
+        fresh = [index for index in able[at] if index not in seen]
+        chosen = next((index for index in fresh if len(taken[index]) < len(lots[index].units)), None)
+        for index in fresh if chosen is None else ():
             if index in seen:
                 continue
             seen.add(index)
-            mover = None
-            if len(taken[index]) >= len(lots[index].units):
-                mover = next((other for other in taken[index] if place(other, seen)), None)
-                if mover is None:
-                    continue
+            mover = next((other for other in taken[index] if place(other, seen)), None)
+            if mover is not None:
                 taken[index].remove(mover)
-            taken[index].append(at)
-            given[at] = index
-            return True
-        return False
+                chosen = index
+                break
+        if chosen is None:
+            return False
+        taken[chosen].append(at)
+        given[at] = chosen
+        return True
 
     for at in range(number):
         seen: set[int] = set()

@@ -94,7 +94,6 @@ class View:
         npus: The NPUs of the host.
         absent: Targets that are not in the snapshot.
         core_at: The core of each CPU.
-        cored: CPUs whose core is known.
     """
 
     snapshot: Snapshot
@@ -107,7 +106,6 @@ class View:
     npus: Npus
     absent: list[int]
     core_at: dict[int, Core]
-    cored: CpuSet
 
     @property
     def involved(self) -> list[Task]:

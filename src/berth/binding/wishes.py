@@ -40,8 +40,7 @@ def wish_of(view: View, task: Task, options: PlanOptions) -> Wish | Skipped:
     if isinstance(found, Skipped):
         return found
     near, why, source = found
-    # A CPU whose core is unknown may be the sibling of any other.
-    pool = near & view.cored - view.isolated - options.reserve
+    pool = near - view.isolated - options.reserve
     if not pool:
         return skip(task, "R021", f"all of {near} is isolated or reserved")
     return Wish(task=task, pool=pool, why=why, near_source=source)
@@ -104,7 +103,7 @@ def _near(view: View, task: Task, limit: CpuSet, options: PlanOptions) -> tuple[
             return skip(task, "R019", leader.conflict)
         return skip(task, "R020", "nothing says which CPUs are near")
     if not known & limit:
-        return skip(task, "R017", f"none of the CPUs {why} is in its cpuset {limit}")
+        return skip(task, "R017" if task.leads else "R021", f"none of the CPUs {why} is in its cpuset {limit}")
     return known & limit, f"whole cores of its own, {why}" if exclusive else why, leader.near_source or "one node"
 
 
