@@ -203,6 +203,21 @@ def test_mask_that_a_container_inherited() -> None:
     assert "in a container: inherited from its runtime" in text(found(host)["R012"])
 
 
+def test_small_mask_near_the_accelerator_and_single_thread_on_a_core_look_chosen() -> None:
+    host = two_nodes()
+    host.process(100, "0-1,16-17", npu=0, threads=4, in_container=True)
+    assert found(host) == {}
+    alone = regular(nodes=1)
+    alone.process(100, "0,8")
+    assert found(alone) == {}
+
+
+def test_mask_that_a_library_left_is_one_finding_whatever_else_it_causes() -> None:
+    host = regular(nodes=1)
+    host.process(100, "0", threads=9, cpu_percent=100.0, environment={"OMP_PROC_BIND": "TRUE"})
+    assert list(found(host)) == ["R012"]
+
+
 def test_mask_that_a_parent_left() -> None:
     host = two_nodes()
     host.process(50, "8-9,24-25", target=False, comm="systemd-run")
@@ -239,6 +254,16 @@ def test_isolated_cpus_balance_nothing(mask: str, threads: int, fires: bool) -> 
     assert ("R014" in found(host)) == fires
 
 
+def test_real_time_thread_may_have_isolated_cpus() -> None:
+    host = regular(nodes=1, cores=8, smt=1, isolated="6-7")
+    host.process(100, "0-5", threads=[("poll", "6-7")])
+    assert "isolated 6-7" in text(found(host)["R014"])
+    main, poll = host.processes[0].threads
+    poll = msgspec.structs.replace(poll, policy="SCHED_FIFO")
+    host.processes[0] = msgspec.structs.replace(host.processes[0], threads=[main, poll])
+    assert "R014" not in found(host)
+
+
 def test_strangers_count_when_they_are_bound_or_busy() -> None:
     host = two_nodes()
     host.process(100, "0-7,16-23", npu=0)
@@ -249,6 +274,13 @@ def test_strangers_count_when_they_are_bound_or_busy() -> None:
     shared = found(host)["R015"]
     assert shared.pids == [100, 301, 302]
     assert "pid 302 (agent), mask 3: shares with pid 100 (python)" in shared.evidence
+
+
+def test_stranger_that_keeps_off_isolated_cpus_is_not_bound() -> None:
+    host = two_nodes(isolated="15,31")
+    host.process(100, "0-7,16-23", npu=0)
+    host.process(300, "0-14,16-30", target=False)
+    assert "R015" not in found(host)
 
 
 def test_nodes_that_cannot_be_trusted() -> None:

@@ -101,6 +101,14 @@ def test_idle_npu_with_cpus_elsewhere_takes_nothing_either() -> None:
     assert targets_of(host) == {100: "24-47"}
 
 
+def test_two_processes_on_one_npu_share_its_part() -> None:
+    host = a2()
+    host.process(100, npu=6)
+    host.process(101, npu=6)
+    host.process(200, npu=7)
+    assert targets_of(host) == {100: "144-149", 101: "150-155", 200: "156-167"}
+
+
 def test_occupants_are_shown() -> None:
     host = two_nodes()
     host.process(100, npu=0)

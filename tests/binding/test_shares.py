@@ -73,6 +73,13 @@ def test_what_is_held_does_not_stay_where_it_is_no_even_deal() -> None:
         assert dealt(FOUR, claim("a", "0-7", held=held_a), claim("b", "0-7", held=held_b)) == fresh, (held_a, held_b)
 
 
+def test_what_is_held_does_not_stay_where_pools_cut_cores() -> None:
+    shared = [claim("a", "0-3", held="0-1"), claim("b", "4-7", held="4-5")]
+    assert dealt(FOUR, *shared) == {"a": "0-1", "b": "6-7"}
+    part = [claim("a", "0-5", held="2-5"), claim("b", "0-2,4", held="0")]
+    assert dealt(cores(["0,1", "2,3", "4,5"]), *part) == {"a": "0-3", "b": "4"}
+
+
 def test_same_sizes_on_other_nodes_do_not_stay() -> None:
     odd = [claim("a", "0-7", held="0,2,4,6"), claim("b", "0-7", held="1,3,5,7")]
     assert dealt(TWO_NODES, *odd) == {"a": "0-1,4-5", "b": "2-3,6-7"}

@@ -62,9 +62,4 @@ def _leaves_memory(view: View, task: Task, threads: Mapping[int, CpuSet]) -> boo
     behind = sum(number for node, number in pages.items() if node not in map(str, then))
     here = sum(number for node, number in pages.items() if node in map(str, now))
     total = sum(pages.values())
-    return (
-        bool(now and then)
-        and behind > _LEFT_BEHIND * total
-        and here > _LEFT_BEHIND * total
-        and not set(now) <= set(then)
-    )
+    return bool(now and then) and min(behind, here) > _LEFT_BEHIND * total

@@ -235,14 +235,10 @@ def _good_already(claims: Sequence[Claim], masks: list[int], units: list[tuple[i
         return False
     held = [claim.held.mask for claim in claims if claim.held]
     there = sum(unit for unit, _ in units)
-    total = 0
-    for mask in held:
-        if mask & total or mask & ~there:
-            return False
-        total |= mask
-    for unit, _ in units:
-        if unit & total and sum(1 for mask in held if mask & unit) > 1:
-            return False
+    if any(mask & ~there for mask in held):
+        return False
+    if any(sum(1 for mask in held if mask & unit) > 1 for unit, _ in units):
+        return False
     for claim, mask in zip(claims, held, strict=True):
         if any(mask & unit not in (0, unit & claim.pool.mask) for unit, _ in units if mask & unit):
             return False
