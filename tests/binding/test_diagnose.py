@@ -1,8 +1,12 @@
+import re
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from berth.binding.diagnose import RULES, diagnose
 from berth.binding.finding import Finding
+from berth.binding.rules import room
 from berth.binding.snapshot import RankEntry
 from binding.builder import ONE_GIB_OF_PAGES, Host, regular
 
@@ -397,6 +401,14 @@ def test_order_of_reading_and_length_of_judgements() -> None:
         assert finding.evidence
         assert finding.recommendations
         assert finding.verification
+
+
+def test_manual_lists_the_rules_in_their_order() -> None:
+    rules = [*RULES, room.no_room, room.launchers_stay, room.few_cpus, room.classes_do_not_fit]
+    page = Path(__file__).resolve().parents[2] / "docs" / "manual" / "bind-rules.md"
+    assert re.findall(r"^\| (R\d{3}) \|", page.read_text(), re.MULTILINE) == [
+        (rule.__doc__ or "").split(":")[0] for rule in rules
+    ]
 
 
 def test_digest_is_that_of_the_file() -> None:

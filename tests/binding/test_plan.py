@@ -163,6 +163,7 @@ def test_npu_comes_from_the_process_not_from_its_rank() -> None:
     host.npus[1] = msgspec.structs.replace(host.npus[1], host_pids=[100])
     host.process(100, rank=0)
     assert targets_of(host) == {100: "8-15,24-31"}
+    assert actions_of(host)[100].npu_device == 1
 
 
 def test_device_that_is_not_the_one_in_use_stops_the_action() -> None:

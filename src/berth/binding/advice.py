@@ -129,7 +129,7 @@ def _irq(view: View, leaders: Sequence[Placement]) -> Iterator[Advice]:
 
 
 def _cores(view: View, cpus: CpuSet) -> int:
-    return len({core.key for cpu in cpus for core in [view.core_of(cpu)] if core is not None})
+    return len(view.cores_in(cpus))
 
 
 def _rank(task: Task) -> str:

@@ -63,7 +63,6 @@ class _Reader:
             tasks={p.pid: self._task(p, leaders.get(p.pid), launcher=p.pid in launchers) for p in order},
             npus=self.npus,
             absent=sorted(self.targets - set(self.processes)),
-            core_at={cpu: core for core in self.topology.cores for cpu in core.cpus},
         )
 
     def _place(self, process: Process) -> tuple[int | None, frozenset[int]]:

@@ -11,6 +11,7 @@ from berth.binding.diagnose import digest, find
 from berth.binding.finding import Finding
 from berth.binding.look import look
 from berth.binding.names import plural
+from berth.binding.npus import number_of
 from berth.binding.options import PlanOptions
 from berth.binding.placing import Placement, Placing, place
 from berth.binding.plan_document import (
@@ -107,7 +108,7 @@ def _action(view: View, placement: Placement, options: PlanOptions, shared: Sequ
         start_ticks=task.process.start_ticks,
         uid=task.process.uid,
         rank=task.rank,
-        npu_device=task.process.npu_device,
+        npu_device=number_of(task.devices[0]) if len(task.devices) == 1 else task.process.npu_device,
         threads=len(placement.threads),
         current_cpu_list=str(task.mask),
         current_uniform=task.uniform,

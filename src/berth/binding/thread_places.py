@@ -88,6 +88,8 @@ def place_classes(
         share: CPUs of the process.
         wanted: What each class gets.
     """
+    if not wanted:
+        return None, ""
     present = {class_of(task, thread) for task in family for thread in task.movable}
     named = [name for name in CLASSES if name in wanted and name in present]
     cores = _cores(view, share)
@@ -110,5 +112,4 @@ def place_classes(
 
 def _cores(view: View, share: CpuSet) -> list[CpuSet]:
     """Return the parts of cores that lie in a share, by CPU number."""
-    keys = {core.key: core for cpu in share for core in [view.core_of(cpu)] if core is not None}
-    return [keys[key].cpus & share for key in sorted(keys)]
+    return [core.cpus & share for core in view.cores_in(share)]

@@ -93,7 +93,6 @@ class View:
         tasks: Every process, parents before their children, ranks in their order.
         npus: The NPUs of the host.
         absent: Targets that are not in the snapshot.
-        core_at: The core of each CPU.
     """
 
     snapshot: Snapshot
@@ -105,7 +104,6 @@ class View:
     tasks: dict[int, Task]
     npus: Npus
     absent: list[int]
-    core_at: dict[int, Core]
 
     @property
     def involved(self) -> list[Task]:
@@ -137,9 +135,9 @@ class View:
         """CPUs that the scheduler can use."""
         return self.topology.online
 
-    def core_of(self, cpu: int) -> Core | None:
-        """Return the core of a CPU; None where it is offline or its core is unknown."""
-        return self.core_at.get(cpu)
+    def cores_in(self, cpus: CpuSet) -> list[Core]:
+        """Return the cores that have one of these CPUs, by key."""
+        return [core for core in self.topology.cores if core.cpus.mask & cpus.mask]
 
     def nodes_of(self, cpus: CpuSet) -> list[int]:
         """Return the nodes that have a CPU in `cpus`, ascending; empty where nodes are not to be trusted."""

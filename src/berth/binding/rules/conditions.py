@@ -105,8 +105,7 @@ def npu_names(task: Task) -> str:
 
 def one_core(view: View, cpus: CpuSet) -> bool:
     """Return whether these CPUs, at least one, are of one core."""
-    core = view.core_of(cpus.min()) if cpus else None
-    return len(cpus) == 1 or (core is not None and cpus <= core.cpus)
+    return len(cpus) == 1 or (bool(cpus) and [cpus <= core.cpus for core in view.cores_in(cpus)] == [True])
 
 
 def pinning_variable(task: Task) -> str:
@@ -209,12 +208,7 @@ def overlaps(view: View) -> list[list[Task]]:
 
 def with_siblings(view: View, cpus: CpuSet) -> CpuSet:
     """Return these CPUs and the other CPUs of their cores."""
-    mask = cpus.mask
-    found = mask
-    for core in view.topology.cores:
-        if core.cpus.mask & mask:
-            found |= core.cpus.mask
-    return CpuSet(found)
+    return united([cpus, *(core.cpus for core in view.cores_in(cpus))])
 
 
 def occupants(view: View, cpus: CpuSet) -> list[Task]:

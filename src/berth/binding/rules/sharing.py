@@ -173,7 +173,6 @@ def _split_cores(view: View, task: Task, *, taken: bool) -> str:
         beyond = beyond & united(other.union for other in others if not other.process.kernel_thread)
     if not beyond:
         return ""
-    mask = task.union.mask
-    split = [core.cpus for core in view.topology.cores if core.cpus.mask & mask and core.cpus.mask & beyond.mask]
+    split = [core.cpus for core in view.cores_in(task.union) if not core.cpus.isdisjoint(beyond)]
     shown = ", ".join(f"core {cpus}" for cpus in split[:_SHOWN_CORES])
     return shown + (f" and {len(split) - _SHOWN_CORES} more" if len(split) > _SHOWN_CORES else "")
