@@ -21,7 +21,7 @@ def state_root(path: str, accepted: Accepted) -> Ability:
         if nearest == path and os.path.isdir(path):
             with EpochRoot(path, accepted=accepted) as root:
                 return _ability(name, root.capability, f"in {path!r} {_FOUND}")
-        found = examine(os.path.realpath(nearest), accepted=accepted)
+        found = examine(os.path.realpath(nearest), accepted=accepted, as_root=False)
     except FailedError as error:
         why, mend = error.message, error.fix
         if error.name == "probe-failed" and nearest != path:
@@ -51,7 +51,7 @@ def file_system(path: str, accepted: Accepted) -> Ability:
     """Probe the directory `path`."""
     name = "file system"
     try:
-        found = examine(os.path.realpath(path), accepted=accepted)
+        found = examine(os.path.realpath(path), accepted=accepted, as_root=False)
     except BerthError as error:
         return Ability(name=name, level=DOES_NOT, why=error.message, mend=error.fix)
     return _ability(name, found, f"in {path!r} {_FOUND}")
