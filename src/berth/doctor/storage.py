@@ -22,13 +22,11 @@ def state_root(path: str, accepted: Accepted) -> Ability:
             with EpochRoot(path, accepted=accepted) as root:
                 return _ability(name, root.capability, f"in {path!r} {_FOUND}")
         found = examine(os.path.realpath(nearest), accepted=accepted, as_root=False)
-    except FailedError as error:
-        why, mend = error.message, error.fix
-        if error.name == "probe-failed" and nearest != path:
-            why = f"{path!r} does not exist yet, and {why}"
+        if isinstance(found.refusal, FailedError):
+            why = f"{path!r} does not exist yet, and {found.refusal.message}"
             make = f"install -d -m 700 -o {os.geteuid()} -g {os.getegid()} {shlex.quote(path)}"
             mend = f"Make it yours, as root: `{make}`; or choose one that you may write: `export BERTH_STATE_ROOT=DIR`."
-        return Ability(name=name, level=DOES_NOT, why=why, mend=mend)
+            return Ability(name=name, level=DOES_NOT, why=why, mend=mend)
     except BerthError as error:
         return Ability(name=name, level=DOES_NOT, why=error.message, mend=error.fix)
     return _ability(name, found, f"{path!r} does not exist yet; in {nearest!r}, above it, {_FOUND}")
