@@ -9,7 +9,8 @@ import pytest
 
 from berth.errors import AbilityError, MalformedError
 from berth.host.cpuset import CpuSet
-from berth.host.discover import read_online, read_optional, read_topology
+from berth.host.discover import read_online, read_topology
+from berth.host.sysfs import read_optional
 from berth.host.topology import Core, Cpu, Node, Topology
 
 CPU = "/sys/devices/system/cpu"

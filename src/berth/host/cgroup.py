@@ -19,7 +19,8 @@ from typing import Literal
 
 from berth.errors import MalformedError
 from berth.host.cpuset import CpuSet
-from berth.host.discover import CPU_DIRECTORY, read_online, read_optional
+from berth.host.discover import read_online
+from berth.host.sysfs import CPU_DIRECTORY, read_optional
 
 Version = Literal["v1", "v2"]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from berth.errors import ForbiddenError, MalformedError
-from berth.host.discover import read_optional
+from berth.host.sysfs import read_optional
 from berth.linux.mounts import parse_mounts
 from berth.linux.process import StatLine, parse_stat
 
