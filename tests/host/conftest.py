@@ -17,14 +17,17 @@ import pytest
 
 MACHINES = Path(__file__).resolve().parents[3] / "shared" / "data" / "topologies"
 
-# What berth.host reads: the CPU and node trees, the mount table, the process and its cgroups.
+# What berth.host reads: the CPU and node trees, the model, the mount table, the process and its cgroups.
 WANTED = re.compile(
     r"[^/]+/sys/devices/system/("
-    r"cpu/(online|present|possible|isolated)"
-    r"|cpu/cpu[0-9]+(/online|/topology/(core_cpus_list|thread_siblings|thread_siblings_list|physical_package_id))?"
-    r"|node/node[0-9]+(/cpulist|/cpumap)?)"
-    r"|[^/]+/proc/(mounts|self/(cgroup|cpuset))"
-    r"|[^/]+/(?!sys/devices).*/(cpuset\.)?(cpus|cpus\.effective|effective_cpus)"
+    r"cpu/(online|present|possible|isolated|nohz_full)"
+    r"|cpu/cpu[0-9]+(/online"
+    r"|/topology/(core_cpus_list|thread_siblings|thread_siblings_list|physical_package_id|core_id)"
+    r"|/cache/index[0-9]/(level|type|size|shared_cpu_list|shared_cpu_map)"
+    r"|/cpufreq/(cpuinfo_max_freq|scaling_cur_freq))?"
+    r"|node/node[0-9]+(/cpulist|/cpumap|/distance|/meminfo)?)"
+    r"|[^/]+/proc/(cpuinfo|mounts|self/(cgroup|cpuset))"
+    r"|[^/]+/(?!sys/devices).*/((cpuset\.)?(effective_)?(cpus|mems)(\.effective)?|cpu\.(max|stat|weight)|cgroup\.(type|controllers))"
 )
 
 
