@@ -180,7 +180,7 @@ def test_this_machine_agrees_with_lscpu() -> None:
 def test_caches_of_this_machine_agree_with_lscpu() -> None:
     caches = read_topology(details=True).caches
     assert caches is not None
-    columns = [[(cpu, shared) for shared in row.split(",")] for cpu, row in lscpu("CACHE").items()]
+    columns = [[(cpu, shared) for shared in row.strip(",").split(",")] for cpu, row in lscpu("CACHE").items()]
     printed = [partition(dict(column)) for column in zip(*columns, strict=True)] if caches else []
     alike: defaultdict[tuple[int, str], set[frozenset[int]]] = defaultdict(set)
     for cache in caches:
