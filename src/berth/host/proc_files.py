@@ -20,6 +20,7 @@ HIDEPID: Final = {"off": 0, "noaccess": 1, "invisible": 2, "ptraceable": 4}
 GONE: Final = (FileNotFoundError, ProcessLookupError)
 #: Field of the stat file (proc_pid_stat(5)) that every kernel since 2.5.19 has.
 _POLICY: Final = 41
+_CHUNK: Final = 1 << 16
 _AS_OWNER: Final = "Run this as the owner of the process or as root."
 
 _PAGE_KIB = 4
@@ -92,8 +93,11 @@ def read_at(directory: int, name: str) -> bytes:
     Raises:
         OSError: It cannot be read; one of `GONE` where the process or thread of the directory has ended.
     """
-    with open(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory), "rb") as file:
-        return file.read()
+    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        return b"".join(iter(lambda: os.read(fd, _CHUNK), b""))  # A file object takes twice as long.
+    finally:
+        os.close(fd)
 
 
 def stat_at(directory: int, source: str) -> StatLine:

@@ -6,10 +6,13 @@ process meanwhile cannot slip into the picture.
 """
 
 import contextlib
+import functools
 import os
+import re
 from dataclasses import dataclass, replace
 from typing import Final
 
+from berth.errors import MalformedError
 from berth.host import proc_files
 from berth.host.cpuset import CpuSet
 from berth.host.proc_files import GONE, decode, hidepid, naming, open_directory, read_at, read_pages_by_node, stat_at
@@ -45,6 +48,10 @@ POLICIES: Final = {
     6: "SCHED_DEADLINE",
     7: "SCHED_EXT",
 }
+#: What is taken from the status file of a thread; parsing all of it would double the time that a snapshot takes.
+_THREAD_KEYS: Final = re.compile(
+    r"^((?:Cpus_allowed|Mems_allowed)(?:_list)?|(?:non)?voluntary_ctxt_switches):[ \t]*(.*)$", re.MULTILINE
+)
 #: More fields of the stat file by their number in proc_pid_stat(5).
 _USER, _SYSTEM, _START_CODE, _CPU, _POLICY, _ARG_START, _ARG_END = 14, 15, 26, 39, 41, 48, 49
 
@@ -234,7 +241,7 @@ def _read_threads(directory: int, pid: int) -> tuple[tuple[ThreadFacts, ...], bo
 def _read_thread(tasks: int, pid: int, tid: int) -> ThreadFacts:
     place = f"/proc/{pid}/task/{tid}"
     with open_directory(str(tid), tasks) as directory:
-        status = parse_status(decode(read_at(directory, "status")))
+        status = dict(_THREAD_KEYS.findall(decode(read_at(directory, "status"))))
         line = stat_at(directory, f"{place}/stat")
     with naming(f"{place}/status"):
         return ThreadFacts(
@@ -257,7 +264,20 @@ def _read_thread(tasks: int, pid: int, tid: int) -> ThreadFacts:
 def _allowed(status: dict[str, str], key: str, source: str) -> CpuSet:
     """Return the set of a mask; kernels before 2.6.26 print no list of it."""
     listed = status.get(f"{key}_list")
-    return CpuSet.parse_mask(status[key], source=source) if listed is None else CpuSet.parse_list(listed, source=source)
+    return CpuSet.parse_mask(status[key], source=source) if listed is None else _parse_list(listed, source)
+
+
+def _parse_list(text: str, source: str) -> CpuSet:
+    """Return the set of a list; nearly all threads of a machine share a few."""
+    try:
+        return _parse_known(text)
+    except MalformedError:
+        return CpuSet.parse_list(text, source=source)
+
+
+@functools.lru_cache(maxsize=256)
+def _parse_known(text: str) -> CpuSet:
+    return CpuSet.parse_list(text)
 
 
 def _mems_allowed(status: dict[str, str], source: str) -> CpuSet | None:
