@@ -20,6 +20,7 @@ from berth.errors import RUN_FAILED, SIGNAL_BASE, BerthError
 #: Verb, module below berth.cli, one line of help. A test compares the lines with the verbs' own help.
 VERBS: Final = {
     "run": ("run", "Give a command its place: cores, sandbox, durable record."),
+    "bind": ("bind", "See where the threads of running jobs really run."),
     "epoch": ("epoch", "Examine, list, retire and reclaim the work-state of runs."),
     "doctor": ("doctor", "Say what works on this host, what does not, and what mends it."),
     "demo": ("demo", "See berth at work on this machine, in half a minute."),
