@@ -6,17 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from berth.binding.choose import holding_accelerators, matching, parse_ranks, read_ranks
+from berth.binding.choose import full_command, holding_accelerators, matching, parse_ranks, read_ranks
 from berth.binding.snapshot import RankEntry
 from berth.errors import MalformedError
-from berth.linux.process import command_line
 
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     """Return a process that sleeps for a number of seconds nobody else would choose."""
     process = subprocess.Popen(["sleep", "4242.4242"])
-    while not command_line(process.pid):  # the kernel shows it a moment after it has begun the program
+    while not full_command(process.pid).startswith(
+        "sleep"
+    ):  # the kernel shows it a moment after it has begun the program
         pass
     yield process
     process.kill()

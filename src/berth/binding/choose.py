@@ -8,7 +8,7 @@ from typing import Final
 from berth.binding.snapshot import RankEntry
 from berth.errors import MalformedError
 from berth.host.tasks import list_pids
-from berth.linux.process import command_line, read_status
+from berth.linux.process import read_status
 
 #: Device nodes whose holders use an accelerator: Ascend (driver, one node a chip), NVIDIA, AMD.
 _DEVICES: Final = re.compile(r"/dev/(davinci[0-9]+|nvidia[0-9]+|dri/renderD[0-9]+|kfd)")
@@ -29,7 +29,7 @@ def matching(patterns: Iterable[str]) -> list[int]:
         except re.error as error:
             raise MalformedError("bad-pattern", f"--match {pattern!r} is no regular expression: {error}") from error
     own = _ancestors()
-    found = [pid for pid in list_pids() if pid not in own and any(one.search(command_line(pid)) for one in compiled)]
+    found = [pid for pid in list_pids() if pid not in own and any(one.search(full_command(pid)) for one in compiled)]
     if not found:
         shown = " or ".join(repr(pattern.pattern) for pattern in compiled)
         raise MalformedError(
@@ -79,6 +79,16 @@ def read_ranks(spec: str) -> tuple[RankEntry, ...]:
         return parse_ranks(data.decode())
     except (OSError, UnicodeDecodeError) as error:
         raise MalformedError("bad-rank-map", f"the rank map {spec!r} cannot be read: {error}") from error
+
+
+def full_command(pid: int) -> str:
+    """Return the whole command line of `pid`, its words joined by blanks; empty where it has none or is gone."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().rstrip(b"\0").split(b"\0")
+    except OSError:
+        return ""
+    return b" ".join(words).decode("utf-8", "backslashreplace")
 
 
 def _ancestors() -> set[int]:
