@@ -17,6 +17,16 @@ PROCESS_ROWS_MAX: Final = 8
 
 _PAIR: Final = re.compile(r"([0-9]{1,12})\s*/\s*([0-9]{1,12})")
 _UNKNOWN: Final = ("", "-", "NA", "N/A")
+_NUMBER: Final = re.compile(r"[0-9]{1,9}")
+#: What a cell of a chip holds where it holds anything.
+_FORMS: Final = {
+    "card": ("card id", _NUMBER),
+    "chip": ("chip number", _NUMBER),
+    "logic": ("logic id", _NUMBER),
+    "physical": ("physical id", _NUMBER),
+    "hbm": ("HBM", _PAIR),
+    "ddr": ("memory", _PAIR),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,9 +154,9 @@ def _chip(row: Row, gaps: list[str]) -> SmiChip:
         gaps.append(f"The HBM of the chip at {row['bus']} is unknown: 0 of 0 stands for a failed query.")
     if row.get("card") == "-1":
         gaps.append(f"The set-up of the card of the chip at {row['bus']} failed: its id is -1.")
-    for key in ("card", "chip", "logic", "physical"):
-        if row.get(key, "-") not in (*_UNKNOWN, "-1") and number(row[key]) is None:
-            gaps.append(f"The {key} id of the chip at {row['bus']} is {row[key]!a}.")
+    for key, (what, form) in _FORMS.items():
+        if key in row and row[key] not in (*_UNKNOWN, "-1") and not form.fullmatch(row[key]):
+            gaps.append(f"The {what} of the chip at {row['bus']} is {row[key]!a}.")
     return SmiChip(
         card=number(row.get("card")),
         chip=number(row.get("chip")),
@@ -168,6 +178,8 @@ def _process(row: Row, gaps: list[str]) -> SmiProcess | None:
     if card is None or pid is None:
         gaps.append(f"A row of a process names no card or no pid: {row}.")
         return None
+    if number(row.get("used")) is None or ("chip" in row and number(row["chip"]) is None):
+        gaps.append(f"A row of a process names no chip or no memory: {row}.")
     return SmiProcess(
         card=card,
         chip=number(row.get("chip")),

@@ -75,7 +75,7 @@ def parse_topo(text: str) -> NpuTopo:
     """Return the matrix that a text holds.
 
     A row that does not fit the header keeps its CPU list, where it ends with one, and loses its links. The last line
-    of a text that does not end with a newline may be cut, so neither is taken from it.
+    of a text that does not end with a newline may be cut, so nothing is taken from it.
 
     Raises:
         NpuSmiError: The text holds no header of such a matrix.
@@ -94,7 +94,10 @@ def parse_topo(text: str) -> NpuTopo:
         name = _ID.fullmatch(words[0])
         if name is None or name[1] != kind or _header(line) is not None:
             continue
-        row = _row(int(name[2]), words[1:], header, line, gaps)
+        if not line.ended:
+            gaps.append(f"The line {line.text[:80]!a} is the end of the text and may be cut.")
+            continue
+        row = _row(int(name[2]), words[1:], header, name[0], gaps)
         known = rows.setdefault(row.number, row)
         if known != row:
             gaps.append(f"Two rows of {name[0]} differ, so neither counts.")
@@ -137,11 +140,7 @@ def _header(line: Line) -> list[str] | None:
     return columns
 
 
-def _row(number: int, cells: list[str], header: list[str], line: Line, gaps: list[str]) -> TopoRow:
-    name = line.text.split()[0]
-    if not line.ended:
-        gaps.append(f"The row of {name} is the end of the text and may be cut.")
-        return TopoRow(number=number, affinity=None, links=())
+def _row(number: int, cells: list[str], header: list[str], name: str, gaps: list[str]) -> TopoRow:
     fits = len(cells) == len(header)
     if not fits:
         gaps.append(f"The row of {name} has {len(cells)} cells where the header has {len(header)}: no links from it.")
