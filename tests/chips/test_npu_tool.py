@@ -12,8 +12,9 @@ from berth.chips.npu_text import NpuSmiError
 from berth.chips.npu_tool import INFO, TOPO, Answer, find_npu_smi, run_npu_smi
 from berth.chips.npu_topo import parse_topo
 
-#: Long enough that a test which waits for it fails by its own limit.
-FOREVER_S = 600
+#: Waits until the test is over, with the output and `held` open.
+WAIT = 'cat "${0%/*}/gate"'
+HOLD = 'exec 3>"${0%/*}/held"; printf x >&3'
 PATIENCE_S = 30.0
 ENVIRONMENT = {"PATH": os.environ["PATH"]}
 
@@ -37,18 +38,21 @@ def ask(program: str, *, timeout_s: float = PATIENCE_S, arguments: tuple[str, ..
 
 @pytest.fixture
 def wait_for_all(tmp_path: Path) -> Iterator[Callable[[], None]]:
-    """Return a function that waits until no process has the fifo `held` open, which every child of a script has."""
-    os.mkfifo(tmp_path / "held")
-    fd = os.open(tmp_path / "held", os.O_RDONLY | os.O_NONBLOCK)
+    """Return a function that waits until nothing is left of a script that began with `HOLD`; at the end `WAIT` ends."""
+    for name in ("held", "gate"):
+        os.mkfifo(tmp_path / name)
+    held = os.open(tmp_path / "held", os.O_RDONLY | os.O_NONBLOCK)
+    gate = os.open(tmp_path / "gate", os.O_RDWR)
 
     def wait() -> None:
         poll = select.poll()
-        poll.register(fd, 0)  # an end without a writer is told whatever is asked for
-        assert os.read(fd, 1) == b"x", "no process had it open"
+        poll.register(held, 0)  # an end without a writer is told whatever is asked for
+        assert os.read(held, 1) == b"x", "no process had it open"
         assert poll.poll(PATIENCE_S * 1000), "a process still has it open"
 
     yield wait
-    os.close(fd)
+    os.close(gate)
+    os.close(held)
 
 
 def test_answer(fake) -> None:
@@ -102,17 +106,15 @@ def test_silence_is_a_reason(fake) -> None:
 
 
 def test_program_that_hangs_is_killed_with_its_children(fake, wait_for_all) -> None:
-    program = fake(
-        f'trap "" TERM; exec 3>"${{0%/*}}/held"; printf x >&3; sleep {FOREVER_S} & printf "| half"; sleep {FOREVER_S}'
-    )
-    answer = ask(program, timeout_s=0.5)
+    program = fake(f'trap "" TERM; {HOLD}; {WAIT} & printf "| half"; {WAIT}')
+    answer = ask(program, timeout_s=1.0)
     assert (answer.text, answer.status) == (None, None)
-    assert answer.reason == f"`{program} info`: it did not end within 0.5 s and was killed"
+    assert answer.reason == f"`{program} info`: it did not end within 1 s and was killed"
     wait_for_all()
 
 
 def test_child_that_keeps_the_output_open_is_not_waited_for(fake, wait_for_all) -> None:
-    answer = ask(fake(f'exec 3>"${{0%/*}}/held"; printf x >&3; sleep {FOREVER_S} & echo table'))
+    answer = ask(fake(f"{HOLD}; {WAIT} & echo table"))
     assert (answer.text, answer.status) == ("table\n", 0)
     wait_for_all()
 
@@ -133,11 +135,11 @@ def test_output_may_be_closed_early(fake) -> None:
     assert ask(fake("echo table; exec >&- 2>&-; true")).text == "table\n"
 
 
-@pytest.mark.parametrize(("mode", "content"), [(0o755, "no program"), (0o755, "#!/nowhere/interpreter\n")])
-def test_what_cannot_be_started_is_a_reason(tmp_path: Path, mode: int, content: str) -> None:
+@pytest.mark.parametrize("content", ["no program", "#!/nowhere/interpreter\n"])
+def test_what_cannot_be_started_is_a_reason(tmp_path: Path, content: str) -> None:
     path = tmp_path / "npu-smi"
     path.write_text(content)
-    path.chmod(mode)
+    path.chmod(0o755)
     answer = ask(str(path))
     assert (answer.text, answer.status) == (None, None)
     assert answer.reason is not None
