@@ -13,7 +13,7 @@ from typing import Final
 
 from berth.errors import MalformedError
 from berth.host.cpuset import CpuSet
-from berth.host.discover import read_optional
+from berth.host.sysfs import read_optional
 
 DEVICE_DIRECTORY: Final = "/sys/bus/pci/devices"
 
