@@ -527,7 +527,7 @@ def wait_until_open(path: str, pid: int) -> None:
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError, PermissionError):  # it may not be a child of ours yet
                 for fd in os.listdir(f"/proc/{child}/fd"):
                     with contextlib.suppress(FileNotFoundError):
                         if os.readlink(f"/proc/{child}/fd/{fd}") == path:
