@@ -17,6 +17,18 @@ from berth.errors import MalformedError
 #: Version that is written. While the major is 0 a newer minor is refused (design, "Ground").
 SCHEMA_VERSION: Final = "0.2.0"
 
+#: Components without which nothing is planned for a process: where its limit, its masks and its cores stand.
+PLAN_NEEDS: Final = frozenset(
+    {
+        "cgroup",
+        "cgroup.cpuset_cpus_effective",
+        "cpu_topology",
+        "processes",
+        "processes.cpus_allowed_list",
+        "processes.threads",
+    }
+)
+
 ThreadClass = Literal[
     "main", "acl", "release", "sq", "communication", "dataloader", "tokenizer", "engine", "openmp", "blas", "other"
 ]
@@ -247,6 +259,7 @@ class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         target: Whether it is one of those this is about, rather than a parent, child or occupant.
         start_ticks: As of its main thread.
         uid: Its real user id; affinity may be set by that user or root.
+        npu_device: Chip logic id of its NPU; its card id where no source says a logic id.
         nspid_chain: Its pid in each pid namespace, outermost first.
         environment: Variables of the allow-list alone, secrets replaced.
         pages_by_node: Resident pages by NUMA node, counted in pages of 4 KiB, or None where they cannot be read.
@@ -340,11 +353,18 @@ class RuntimeSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class Gap(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Something that could not be read, and what that means."""
+    """Something that could not be read, and what that means.
+
+    Attributes:
+        component: The block or field of this document that it would have filled, such as `npu_topology` or
+            `cgroup.cpuset_cpus_effective`. Planning stops for a process that lacks one of `PLAN_NEEDS`.
+        pid: The one process it concerns; None for the whole host.
+    """
 
     component: str
     message: str
     effect: str = ""
+    pid: int | None = None
 
 
 class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
