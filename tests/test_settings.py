@@ -233,7 +233,7 @@ def test_what_is_accepted_comes_from_the_file_and_the_environment(load_as_user: 
     user_file.write_text("[epoch]\ntrust_network = true\nreclaim_at_start = false\n")
     assert load_as_user("/root", "epoch") == [True, False, False]
     assert load_as_user("/root", "epoch", BERTH_TRUST_NETWORK="0") == [False, False, False]
-    assert load_as_user("/root", "epoch", BERTH_TRUST_NETWORK="", BERTH_ALLOW_VOLATILE="YES") == [False, True, False]
+    assert load_as_user("/root", "epoch", BERTH_TRUST_NETWORK="", BERTH_ALLOW_VOLATILE="YES") == [True, True, False]
 
 
 @pytest.mark.parametrize("variable", ["BERTH_TRUST_NETWORK", "BERTH_ALLOW_VOLATILE"])

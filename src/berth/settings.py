@@ -26,7 +26,7 @@ from berth.errors import MalformedError
 SYSTEM_FILE: Final = "/etc/berth/config.toml"
 _KNOWN: Final = "state_root; trust_network, allow_volatile and reclaim_at_start in the table [epoch]; user in [sandbox]"
 _YES: Final = ("1", "true", "yes", "on")
-_NO: Final = ("", "0", "false", "no", "off")
+_NO: Final = ("0", "false", "no", "off")
 _MAX_BYTES: Final = 1 << 20
 _ROOT_STATE: Final = "/var/lib/berth"
 
@@ -85,6 +85,8 @@ def load_settings(
     from_environment = os.environ.get("BERTH_STATE_ROOT")
     if not state_root and from_environment and not os.path.isabs(from_environment):
         raise _bad(f"BERTH_STATE_ROOT is {from_environment!r}, not an absolute path", "Write the whole path, from /.")
+    if state_root == "":
+        raise _bad("--state-root is empty", "Give a directory, or leave the option out.")
     if state_root and state_root.startswith("~"):
         raise _bad(f"--state-root is {state_root!r}, and only a shell knows what ~ means", "Write it without quotes.")
     chosen = state_root or from_environment or settings.state_root or (default_state_root() if needs_root else None)
@@ -134,7 +136,7 @@ def settings_directories() -> tuple[str, ...]:
 def _switch(variable: str, otherwise: bool) -> bool:
     """Return the switch that an environment variable sets, or `otherwise` where it is not set."""
     value = os.environ.get(variable)
-    if value is None:
+    if not value:
         return otherwise
     if value.lower() in _YES:
         return True

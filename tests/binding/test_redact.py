@@ -57,4 +57,5 @@ def test_environment_keeps_only_what_decides_about_cpus_and_devices() -> None:
 
 
 def test_long_text_takes_no_long_time() -> None:
-    assert redact_text("a-" * 50_000) == "a-" * 50_000
+    for text in ("a-" * 500_000, "a" * 1_000_000, "token" * 200_000, "x:" * 500_000, "a://" * 200_000):
+        assert redact_text(text) == text

@@ -557,3 +557,19 @@ def test_link_and_unlink_want_a_name(work: Path, path: str, monkeypatch: pytest.
         with pytest.raises(ValueError, match="name of a directory entry"):
             change()
     assert os.listdir(work) == ["victim"]
+
+
+@pytest.mark.parametrize("name", ["a" * 255, "\u3042" * 85, "\udcff" * 255])
+def test_file_of_the_longest_name_is_written(work: Path, name: str) -> None:
+    durable_write(str(work / name), b"content")
+    assert os.listdir(work) == [name]
+
+
+def test_directory_that_was_not_synced_is_made_anew(strace, work: Path) -> None:
+    path = work / "new"
+    raised, _ = call(strace, "durable_makedirs", path, trace="fsync", inject=["fsync:error=EIO"])
+    assert raised[1] == errno.EIO
+    assert not path.exists()
+    raised, calls = call(strace, "durable_makedirs", path)
+    assert raised is None
+    assert sum(line.startswith("fsync(") for line in calls) == 1

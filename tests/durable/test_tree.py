@@ -540,3 +540,99 @@ def test_a_directory_that_is_never_empty_is_passed_by_in_the_end(strace: Any, tr
     traced = strace(STEP, tree, "-", "-", trace="unlinkat", inject=["unlinkat:error=ENOTEMPTY:when=2+"])
     assert traced.output == f"1 False {BLOCKED}\n"
     assert sum("AT_REMOVEDIR" in line for line in traced.calls) == 3
+
+
+# --- what is left of the process -------------------------------------------------------------------------------------
+
+
+def test_directories_that_can_be_listed_and_not_gone_through_are_passed_by(
+    readable_children: Any, other_user: list[str], open_directory: Path
+) -> None:
+    code = """
+import json, os
+from berth.durable.tree import durable_rmtree_step
+root = sys.argv[1]
+os.makedirs(f"{root}/d/below")
+open(f"{root}/file", "w").close()
+os.chmod(f"{root}/d", 0o600)
+passed = []
+step = durable_rmtree_step(root, on_passed=passed.append, workers=2)
+print(json.dumps([step, [[p.path, p.errno] for p in passed]]))
+os.chmod(f"{root}/d", 0o700)
+"""
+    step, passed = json.loads(readable_children.run(code, open_directory / "tree", prefix=other_user))
+    assert passed == [["tree/d", errno.EACCES]]
+    assert step == [1, False, BLOCKED]
+
+
+def test_patience_ends_a_step_and_its_lack_does_not(tree: Path, immutable: Callable[[Path], None]) -> None:
+    fill(tree, 6, 2)
+    for number in range(6):
+        immutable(tree / f"d{number}")
+    (tree / "last").mkdir()
+    os.utime(tree / "last")
+    step, passed = collect(tree, patience=3, entry_limit=5)
+    assert step.stop_reason == BLOCKED
+    assert len(passed) <= 4
+    step, passed = collect(tree, entry_limit=1)
+    assert step.removed_entries + (not (tree / "last").exists()) >= 1
+    assert not (tree / "last").exists()
+
+
+def test_blocked_names_beyond_what_is_remembered_hide_nothing(
+    children: Any, tree: Path, immutable: Callable[[Path], None]
+) -> None:
+    tree.mkdir()
+    for number in range(40):
+        (tree / f"f{number}").touch()
+    for name in sorted(os.listdir(tree))[:15]:
+        immutable(tree / name)
+    code = "from berth.durable import walk\nwalk.CHUNK = 5\n" + STEP
+    assert children.run(code, tree, "-", "-") == f"25 False {BLOCKED}\n"
+
+
+def test_an_interrupt_between_two_walkers_ends_both(children: Any, tree: Path) -> None:
+    code = """
+import os
+from berth.durable import crew
+from berth.durable.tree import durable_rmtree_step
+help, main = crew._Crew._help, __import__("threading").main_thread()
+def interrupted(self):
+    if __import__("threading").current_thread() is main:
+        raise KeyboardInterrupt
+    help(self)
+crew._Crew._help = interrupted
+try: durable_rmtree_step(sys.argv[1], workers=2)
+except KeyboardInterrupt: pass
+"""
+    for _ in range(4):
+        tree.mkdir(exist_ok=True)
+        for number in range(12):
+            for below in range(12):
+                (tree / f"d{number}" / f"e{below}" / "f").mkdir(parents=True, exist_ok=True)
+        children.run(code, tree)  # it ends, which the time limit of the test sees to
+
+
+def test_without_more_threads_one_walker_does_it_all(
+    readable_children: Any, other_user: list[str], open_directory: Path
+) -> None:
+    code = """
+import os, resource
+from berth.durable.tree import durable_rmtree
+for number in range(20): os.makedirs(f"{sys.argv[1]}/d{number}/e")
+resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+print(durable_rmtree(sys.argv[1], workers=2))
+"""
+    assert readable_children.run(code, open_directory / "tree", prefix=other_user) == "41\n"
+
+
+def test_a_tree_whose_holder_was_renamed_is_not_reported_as_gone(tree: Path, immutable: Callable[[Path], None]) -> None:
+    (tree.parent / "holder").mkdir()
+    fill(tree.parent / "holder" / "tree", 1, 1)
+    immutable(tree.parent / "holder" / "tree" / "d0" / "f0")
+    step = durable_rmtree_step(
+        str(tree.parent / "holder" / "tree"),
+        on_passed=lambda _passed: os.rename(tree.parent / "holder", tree.parent / "renamed"),
+    )
+    os.rename(tree.parent / "renamed", tree.parent / "holder")  # immutable files are looked for where they were
+    assert step == Step(0, False, BLOCKED)

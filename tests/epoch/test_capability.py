@@ -428,3 +428,13 @@ def test_old_leftovers_in_the_publication_root_are_removed_and_fresh_ones_kept(r
     os.utime(old, (1, 1))
     assert published(root_fd, root, there).refusal is None
     assert list(there.iterdir()) == [fresh]
+
+
+def test_leftovers_of_others_are_left_to_them(
+    readable_children, other_user: list[str], open_directory: Path, as_root: None
+) -> None:
+    open_directory.chmod(0o1777)
+    foreign = leftover(open_directory)
+    out = readable_children.run(RECORD, open_directory, prefix=other_user)
+    assert json.loads(out)["verdict"] == "qualified"
+    assert foreign.is_dir()

@@ -78,7 +78,8 @@ def test_only_retired_epochs_are_removed(root: EpochRoot, make_retired, snapshot
 
 def test_nothing_to_do(root: EpochRoot) -> None:
     found = step(root)
-    assert (found.scanned, found.stop_reason, found.backlog_roots) == (2, "empty", 0)
+    assert os.listdir(root.path) == [".berth.lock"]  # no lock file in what holds nothing to remove
+    assert (found.scanned, found.stop_reason, found.backlog_roots) == (0, "empty", 0)
 
 
 def test_oldest_goes_first_whatever_its_epoch_id(root: EpochRoot, make_retired) -> None:
@@ -269,7 +270,7 @@ def test_sum_of_steps(root: EpochRoot, make_retired) -> None:
         total.add(step(root, Budgets(seconds=None)))
         assert total.backlog_roots == left
     assert (total.removed_roots, total.removed_entries) == (removed, 12)
-    assert (total.candidates, total.stop_reason) == (0, "empty")
+    assert (total.candidates, total.stop_reason) == (0, "complete")
 
 
 # --- what is not in order --------------------------------------------------------------------------------------------

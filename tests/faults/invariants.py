@@ -49,13 +49,19 @@ def is_temporary(path: str) -> bool:
     return _TEMPORARY.fullmatch(os.path.basename(path)) is not None
 
 
+def _may_be_left(path: str) -> bool:
+    return is_temporary(path) or is_probe(path.partition("/")[0])
+
+
 def check_tree(tree: Tree, allowed: Sequence[Tree], *, temporaries: bool = False) -> None:
-    """Check that `tree` is one of the `allowed` ones; with `temporaries`, left-over temporary files do not count.
+    """Check that `tree` is one of the `allowed` ones.
+
+    With `temporaries`, left-over temporary files and directories of probes do not count; the next start removes these.
 
     Raises:
         ViolationError: It is none of them.
     """
-    seen = {path: data for path, data in tree.items() if not (temporaries and is_temporary(path))}
+    seen = {path: data for path, data in tree.items() if not (temporaries and _may_be_left(path))}
     if any(seen == state for state in allowed):
         return
     told = " or ".join(_difference(seen, state) for state in allowed)

@@ -3,8 +3,12 @@
 import bz2
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 import tarfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +17,17 @@ import pytest
 
 MACHINES = Path(__file__).resolve().parents[3] / "shared" / "data" / "topologies"
 
-# What berth.host reads: the CPU and node trees, the mount table, the process and its cgroups.
+# What berth.host reads: the CPU and node trees, the model, the mount table, the process and its cgroups.
 WANTED = re.compile(
     r"[^/]+/sys/devices/system/("
-    r"cpu/(online|present|possible|isolated)"
-    r"|cpu/cpu[0-9]+(/online|/topology/(core_cpus_list|thread_siblings|thread_siblings_list|physical_package_id))?"
-    r"|node/node[0-9]+(/cpulist|/cpumap)?)"
-    r"|[^/]+/proc/(mounts|self/(cgroup|cpuset))"
-    r"|[^/]+/(?!sys/devices).*/(cpuset\.)?(cpus|cpus\.effective|effective_cpus)"
+    r"cpu/(online|present|possible|isolated|nohz_full)"
+    r"|cpu/cpu[0-9]+(/online"
+    r"|/topology/(core_cpus_list|thread_siblings|thread_siblings_list|physical_package_id|core_id)"
+    r"|/cache/index[0-9]/(level|type|size|shared_cpu_list|shared_cpu_map)"
+    r"|/cpufreq/(cpuinfo_max_freq|scaling_cur_freq))?"
+    r"|node/node[0-9]+(/cpulist|/cpumap|/distance|/meminfo)?)"
+    r"|[^/]+/proc/(cpuinfo|mounts|self/(cgroup|cpuset))"
+    r"|[^/]+/(?!sys/devices).*/((cpuset\.)?(effective_)?(cpus|mems)(\.effective)?|cpu\.(max|stat|weight)|cgroup\.(type|controllers))"
 )
 
 
@@ -96,3 +103,28 @@ class Tree:
             path = self.path / name.lstrip("/")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
+
+
+@dataclass(frozen=True)
+class Zoo:
+    """Two hundred processes of mixed kinds, each as it described itself."""
+
+    animals: tuple[dict[str, Any], ...]
+
+    def of(self, *kinds: str) -> list[dict[str, Any]]:
+        """Return those of some kinds that could become what they are."""
+        return [animal for animal in self.animals if animal["kind"] in kinds and not animal.get("refused")]
+
+
+@pytest.fixture(scope="package")
+def zoo() -> Iterator[Zoo]:
+    """Start the processes of zoo.py; all of them have described themselves."""
+    command = [os.path.realpath(sys.executable), "-I", "-S", str(Path(__file__).with_name("zoo.py")), "last word"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as keeper:
+        assert keeper.stdout is not None
+        try:
+            lines = [keeper.stdout.readline() for _ in range(int(keeper.stdout.readline()))]
+            assert all(lines), "a process ended before it described itself"
+            yield Zoo(tuple(map(json.loads, lines)))
+        finally:
+            keeper.kill()

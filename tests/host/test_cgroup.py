@@ -123,6 +123,42 @@ def test_hybrid_follows_the_cpuset_line(look) -> None:
     assert brief(look(mounts, "0::/x\n2:memory:/job\n", files))[:2] == ("2", "v2")
 
 
+# --- memory nodes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mounts", "cgroup", "directory", "cpus", "mems"),
+    [
+        (V1, "3:cpuset:/job\n", "/sys/fs/cgroup/cpuset/job", "cpuset.cpus", "cpuset.mems"),
+        (V1, "3:cpuset:/job\n", "/sys/fs/cgroup/cpuset/job", "cpuset.effective_cpus", "cpuset.effective_mems"),
+        (mount("cpuset", "/dev/cpuset"), "3:cpuset:/job\n", "/dev/cpuset/job", "cpus", "mems"),
+        (V2, "0::/job\n", "/sys/fs/cgroup/job", "cpuset.cpus.effective", "cpuset.mems.effective"),
+    ],
+)
+def test_memory_nodes_are_those_that_are_there(look, tree, mounts, cgroup, directory, cpus, mems) -> None:
+    tree.write({f"/sys/devices/system/node/node{number}/cpulist": "" for number in (0, 2, 8)})
+    found = look(mounts, cgroup, {f"{directory}/{cpus}": "1\n", f"{directory}/{mems}": "2-8\n"})
+    assert (str(found.cpus), str(found.mems)) == ("1", "2,8")
+
+
+def test_effective_memory_nodes_count_and_the_wish_does_not(look) -> None:
+    names = {"cpuset.cpus": "0-1", "cpuset.effective_cpus": "0", "cpuset.mems": "0-1", "cpuset.effective_mems": "1"}
+    found = look(V1, "3:cpuset:/j\n", {f"/sys/fs/cgroup/cpuset/j/{name}": text for name, text in names.items()})
+    assert (str(found.cpus), str(found.mems)) == ("0", "1")
+
+
+def test_memory_nodes_are_inherited_with_the_cpus(look) -> None:
+    names = {"cpuset.cpus.effective": "0-7\n", "cpuset.mems.effective": "3\n"}
+    found = look(V2, "0::/a/b\n", {f"/sys/fs/cgroup/a/{name}": text for name, text in names.items()})
+    assert (str(found.mems), found.inherited) == ("3", True)
+    assert look("", "", {}).mems is None
+
+
+def test_memory_nodes_of_this_process_are_those_the_kernel_prints() -> None:
+    status = Path("/proc/self/status").read_text()
+    assert f"Mems_allowed_list:\t{effective_cpuset().mems}\n" in status
+
+
 # --- containers and namespaces ---------------------------------------------------------------------------------------
 
 
@@ -233,7 +269,7 @@ def test_another_process_of_the_record(tree) -> None:
 
 
 def test_what_is_malformed_is_named(look, tree) -> None:
-    with pytest.raises(MalformedError, match=r"/proc/self/mountinfo has a line that is no mount: 'one two'"):
+    with pytest.raises(MalformedError, match=r"/proc/self/mountinfo has a line that is no mount: b'one two'"):
         look("one two\n", "0::/\n", {})
     with pytest.raises(MalformedError, match=r"/sys/fs/cgroup/cpuset\.cpus\.effective"):
         look(V2, "0::/\n", {"/sys/fs/cgroup/cpuset.cpus.effective": "x\n"})
@@ -256,6 +292,7 @@ def test_recorded_machine(machine) -> None:
         assert found.path == recorded["path"]
         assert found.source == f"{recorded['mount_point']}{recorded['path']}/{recorded['cpus_file']}"
         assert not found.inherited
+        assert str(found.mems) == expected["allowed_mems"]
 
 
 # --- this machine, beside what the kernel does -----------------------------------------------------------------------

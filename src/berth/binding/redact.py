@@ -21,11 +21,11 @@ KEPT_VARIABLES: Final = re.compile(
 _SECRET_WORD: Final = (
     r"(?:pass(?:word|wd|phrase)?|secret|token|api[-_]?key|access[-_]?key|private[-_]?key|credentials?|auth)"
 )
-_SECRET_OPTION: Final = re.compile(rf"-{{1,2}}[\w-]*{_SECRET_WORD}(?:[-_][\w-]*)?", re.IGNORECASE)
-_SECRET_ASSIGNMENT: Final = re.compile(
-    rf"(-{{0,2}}[\w.-]*{_SECRET_WORD}(?:[-_.][\w.-]*)?)([=:])(.+)", re.IGNORECASE | re.DOTALL
-)
-_URL_PASSWORD: Final = re.compile(r"(\w[\w+.-]*://)[^/@\s]+@")
+# Each is searched for by its rare part, so that long text takes time in proportion to its length.
+_SECRET_NAME: Final = re.compile(rf"{_SECRET_WORD}(?:[-_.][\w.-]*)?\Z", re.IGNORECASE)
+_NAME: Final = re.compile(r"[\w.-]+")
+_ASSIGNMENT: Final = re.compile(r"[=:]")
+_URL_PASSWORD: Final = re.compile(r"(://)[^/@\s]+@")
 _KNOWN_TOKEN: Final = re.compile(r"\b(hf_|sk-|ghp_|github_pat_|glpat-|AKIA|xox[abp]-|eyJ)[\w.-]{8,}")
 
 
@@ -38,17 +38,22 @@ def redact_arguments(arguments: Iterable[str]) -> list[str]:
             found.append(REDACTED)
             hide_next = False
             continue
-        hide_next = _SECRET_OPTION.fullmatch(argument) is not None
+        hide_next = argument.startswith("-") and _is_secret(argument)
         found.append(redact_text(argument))
     return found
 
 
 def redact_text(text: str) -> str:
     """Return `text` without the values of secrets in it."""
-    assignment = _SECRET_ASSIGNMENT.fullmatch(text)
-    if assignment:
-        return f"{assignment[1]}{assignment[2]}{REDACTED}"
+    assignment = _ASSIGNMENT.search(text)
+    if assignment and assignment.end() < len(text) and _is_secret(text[: assignment.start()]):
+        return text[: assignment.end()] + REDACTED
     return _KNOWN_TOKEN.sub(REDACTED, _URL_PASSWORD.sub(rf"\1{REDACTED}@", text))
+
+
+def _is_secret(name: str) -> bool:
+    """Say whether `name` is one that secrets have: `--hf-token`, `API_KEY`; not `--tokenizer`, `--max-tokens`."""
+    return _NAME.fullmatch(name) is not None and _SECRET_NAME.search(name) is not None
 
 
 def keep_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -6,6 +6,7 @@ called, so that `berth --help` starts quickly.
 
 import contextlib
 import importlib
+import io
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ from berth.errors import RUN_FAILED, SIGNAL_BASE, BerthError
 #: Verb, module below berth.cli, one line of help. A test compares the lines with the verbs' own help.
 VERBS: Final = {
     "run": ("run", "Give a command its place: cores, sandbox, durable record."),
+    "bind": ("bind", "See where the threads of running jobs really run."),
     "epoch": ("epoch", "Examine, list, retire and reclaim the work-state of runs."),
     "doctor": ("doctor", "Say what works on this host, what does not, and what mends it."),
     "demo": ("demo", "See berth at work on this machine, in half a minute."),
@@ -90,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
         code = _report(words, BerthError("bad-usage", error.format_message(), _usage_hint(error)), 2)
     except (click.Abort, KeyboardInterrupt):
         code = SIGNAL_BASE + signal.SIGINT
-        _say("berth: stopped by Ctrl-C")
+        _report(words, _interrupted(code), code)
     except BerthError as error:
         code = _report(words, error, error.code)
     except BrokenPipeError:
@@ -123,6 +125,12 @@ def _report(words: list[str], error: BerthError, code: int) -> int:
             _drop_unwritable_output()
     _say(f"berth: {error.message}" + (f"\n{error.fix}" if error.fix else ""))
     return code
+
+
+def _interrupted(code: int) -> BerthError:
+    error = BerthError("interrupted", "stopped by Ctrl-C")
+    error.exit_code = code
+    return error
 
 
 def _told(error: OSError) -> str:
@@ -184,6 +192,9 @@ def _open_missing_streams() -> None:
     # The interpreter found them closed, and has no object for them.
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")  # names need not be text
 
 
 def _drop_unwritable_output() -> None:

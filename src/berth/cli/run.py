@@ -124,7 +124,9 @@ def _reclaim(root: "EpochRoot") -> None:
     from berth.epoch.reclaim import reclaim
 
     try:
-        reclaim(root)
+        step = reclaim(root)
+        for name, why in (step.blocked if step else {}).items():
+            _note(f"the retired epoch {name} stays: {why}")
     except BerthError as error:
         _note(f"{error.message}. {error.fix}")
     except OSError as error:

@@ -21,14 +21,12 @@ def state_root(path: str, accepted: Accepted) -> Ability:
         if nearest == path and os.path.isdir(path):
             with EpochRoot(path, accepted=accepted) as root:
                 return _ability(name, root.capability, f"in {path!r} {_FOUND}")
-        found = examine(os.path.realpath(nearest), accepted=accepted)
-    except FailedError as error:
-        why, mend = error.message, error.fix
-        if error.name == "probe-failed" and nearest != path:
-            why = f"{path!r} does not exist yet, and {why}"
+        found = examine(os.path.realpath(nearest), accepted=accepted, as_root=False)
+        if isinstance(found.refusal, FailedError):
+            why = f"{path!r} does not exist yet, and {found.refusal.message}"
             make = f"install -d -m 700 -o {os.geteuid()} -g {os.getegid()} {shlex.quote(path)}"
             mend = f"Make it yours, as root: `{make}`; or choose one that you may write: `export BERTH_STATE_ROOT=DIR`."
-        return Ability(name=name, level=DOES_NOT, why=why, mend=mend)
+            return Ability(name=name, level=DOES_NOT, why=why, mend=mend)
     except BerthError as error:
         return Ability(name=name, level=DOES_NOT, why=error.message, mend=error.fix)
     return _ability(name, found, f"{path!r} does not exist yet; in {nearest!r}, above it, {_FOUND}")
@@ -51,7 +49,7 @@ def file_system(path: str, accepted: Accepted) -> Ability:
     """Probe the directory `path`."""
     name = "file system"
     try:
-        found = examine(os.path.realpath(path), accepted=accepted)
+        found = examine(os.path.realpath(path), accepted=accepted, as_root=False)
     except BerthError as error:
         return Ability(name=name, level=DOES_NOT, why=error.message, mend=error.fix)
     return _ability(name, found, f"in {path!r} {_FOUND}")

@@ -5,6 +5,7 @@ nothing to do takes over sub-directories of the directory that another one is in
 who is done first waits, helping whoever offers something meanwhile.
 """
 
+import contextlib
 import os
 import threading
 from collections import deque
@@ -40,7 +41,7 @@ class _Crew:
 
     def offer(self, walk: Walk, pending: list[str]) -> Offer:
         """Offer the sub-directories `pending` of the directory that `walk` is in."""
-        offer = Offer(os.dup(walk.fd), pending, prefix=walk.path, nested=walk.nested + 1)
+        offer = Offer(os.dup(walk.fd), pending, way=walk.way, nested=walk.nested + 1)
         with self._changed:
             self._offers.append(offer)
             self._changed.notify_all()
@@ -56,12 +57,13 @@ class _Crew:
         while True:
             with self._changed:
                 self._waiting += 1
-                self._changed.wait_for(lambda: offer.done or self._offers)
-                self._waiting -= 1
-                if offer.done:
+                try:
+                    self._changed.wait_for(lambda: offer.done or self._offers or self._limits.cancelled)
+                finally:
+                    self._waiting -= 1
+                if offer.done or self._limits.cancelled:
                     return
-                other = self._offers.popleft()
-            self._help(other)
+            self._help()
 
     def help_until_over(self) -> None:
         """Take over offers until there will be none any more: the body of a helper's thread."""
@@ -72,26 +74,32 @@ class _Crew:
                 self._waiting -= 1
                 if not self._offers:
                     return
-                offer = self._offers.popleft()
-            self._help(offer)
+            self._help()
 
-    def end(self) -> None:
-        """Let the helpers end once nothing is on offer."""
+    def end(self, *, cancel: bool = False) -> None:
+        """Let the helpers end once nothing is on offer; at once with `cancel`."""
         with self._changed:
             self._over = True
+            self._limits.cancelled = self._limits.cancelled or cancel
             self._changed.notify_all()
 
-    def _help(self, offer: Offer) -> None:
-        walk = Walk(
-            offer.fd,
-            offer.pending,
-            self._limits,
-            crew=self,
-            prefix=offer.prefix,
-            shared_base=True,
-            nested=offer.nested,
-        )
+    def _help(self) -> None:
+        """Take the next offer over, if it is still there, until it is through."""
+        offer, walk = None, None
         try:
+            with self._changed:
+                offer = self._offers.popleft() if self._offers else None
+            if offer is None:
+                return
+            walk = Walk(
+                offer.fd,
+                offer.pending,
+                self._limits,
+                crew=self,
+                way=offer.way,
+                shared_base=True,
+                nested=offer.nested,
+            )
             with walk:
                 walk.run()
         except BaseException as error:  # noqa: BLE001  raised again where the tree's own walker is
@@ -99,9 +107,10 @@ class _Crew:
             self._limits.cancelled = True
         finally:
             with self._changed:
-                self.removed += walk.removed
-                offer.kept = walk.kept
-                offer.done = True
+                if offer is not None:
+                    self.removed += walk.removed if walk else 0
+                    offer.kept = walk.kept if walk else {"."}
+                    offer.done = True
                 self._changed.notify_all()
 
 
@@ -115,20 +124,22 @@ def remove_together(base_fd: int, name: str, limits: Limits, *, workers: int) ->
         As `Walk.run`, whichever thread it happened in.
     """
     crew = _Crew(limits)
-    helpers = [threading.Thread(target=crew.help_until_over, daemon=True) for _ in range(workers - 1)]
-    for helper in helpers:
-        helper.start()
-    walk = Walk(base_fd, [name], limits, crew=crew)
-    try:
-        with walk:
+    helpers: list[threading.Thread] = []
+    with Walk(base_fd, [name], limits, crew=crew) as walk:
+        try:
+            for _ in range(workers - 1):
+                helper = threading.Thread(target=crew.help_until_over, daemon=True)
+                with contextlib.suppress(RuntimeError):  # the limit of processes is reached: fewer walkers do as well
+                    helper.start()
+                    helpers.append(helper)
             walk.run()
-    except BaseException:
-        limits.cancelled = True
-        raise
-    finally:
-        crew.end()
-        for helper in helpers:
-            helper.join()
+        except BaseException:
+            crew.end(cancel=True)
+            raise
+        finally:
+            crew.end()
+            for helper in helpers:
+                helper.join()
     if crew.failure is not None:
         raise crew.failure
     return walk.removed + crew.removed, bool(walk.kept)

@@ -93,6 +93,8 @@ def durable_replace(
 ) -> None:
     """Rename `source` to `destination`, replacing it where the last writer wins, and make that durable.
 
+    Where both are names of one file already, the kernel does nothing and both stay.
+
     Raises:
         ValueError: A path does not end in the name of an entry.
         OSError: The rename was refused; both sides are as they were.
@@ -168,7 +170,8 @@ def durable_write(path: str, data: bytes, *, mode: int = 0o600, dir_fd: int | No
         UncertainError: The new file is visible and its directory could not be synced.
     """
     directory, name = os.path.split(path)
-    temporary = os.path.join(directory, f".{name[:200]}.{secrets.token_hex(8)}.tmp")
+    shown = os.fsdecode(os.fsencode(name)[:200])  # NAME_MAX counts bytes
+    temporary = os.path.join(directory, f".{shown}.{secrets.token_hex(8)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(temporary, flags, 0o600, dir_fd=dir_fd)
     with contextlib.ExitStack() as undo:
@@ -207,7 +210,12 @@ def durable_makedirs(path: str, *, mode: int = 0o700) -> None:
             os.mkdir(directory, mode)
         if not os.path.isdir(directory):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory)
-        fsync_directory(os.path.dirname(directory))
+        try:
+            fsync_directory(os.path.dirname(directory))
+        except OSError:
+            with contextlib.suppress(OSError):  # a repetition would find it, and take it for durable
+                os.rmdir(directory)
+            raise
 
 
 def list_names(dir_fd: int) -> list[str]:

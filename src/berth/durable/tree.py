@@ -52,6 +52,7 @@ def durable_rmtree_step(
     time_limit: float | None = None,
     dir_fd: int | None = None,
     workers: int = 1,
+    patience: int | None = None,
     on_passed: Callable[[PassedBy], None] = lambda _passed: None,
     on_removed: Callable[[int], None] = lambda _count: None,
 ) -> Step:
@@ -66,7 +67,9 @@ def durable_rmtree_step(
         time_limit: Seconds, finite and not negative; None for no limit.
         dir_fd: Open directory that holds it.
         workers: Threads; more than one work only on different directories, and not under an entry limit.
-        on_passed: Told about every entry that cannot be removed and is passed by.
+        patience: Most entries to pass by before the step ends as blocked; None for no limit, which it takes to remove
+            something behind any number of entries that cannot be removed.
+        on_passed: Told about entries that cannot be removed and are passed by, the first hundred of them.
         on_removed: Told how many entries were removed since the last time.
 
     Raises:
@@ -78,22 +81,22 @@ def durable_rmtree_step(
         OSError: It cannot be opened.
     """
     limits = _limits(entry_limit, time_limit, on_passed, on_removed)
+    limits.patience = patience
     directory, name = (os.path.split(path)) if dir_fd is None else ("", path)
     syscalls.check_name(name)
     base = os.open(directory or ".", _DIRECTORY, dir_fd=dir_fd)
     try:
         _refuse_mounts(base, name)
         _check_root(base, name, path)
-    except BaseException:
+        if workers > 1 and entry_limit is None:
+            removed, kept = remove_together(os.dup(base), name, limits, workers=workers)
+        else:
+            with Walk(os.dup(base), [name], limits) as walk:
+                walk.run()
+                removed, kept = walk.removed, bool(walk.kept)
+        return Step(removed, *_outcome(limits, removed, kept, _is_there(name, base)))
+    finally:
         os.close(base)
-        raise
-    if workers > 1 and entry_limit is None:
-        removed, kept = remove_together(base, name, limits, workers=workers)
-    else:
-        with Walk(base, [name], limits) as walk:
-            walk.run()
-            removed, kept = walk.removed, bool(walk.kept)
-    return Step(removed, *_outcome(limits, removed, kept, _is_there(path, dir_fd)))
 
 
 def durable_rmtree(path: str, *, dir_fd: int | None = None, workers: int = 2) -> int:
@@ -132,14 +135,16 @@ def _outcome(limits: Limits, removed: int, kept: bool, there: bool) -> tuple[boo
         return True, COMPLETE
     if limits.entries is not None and removed >= limits.entries:
         return False, ENTRY_BUDGET
+    if limits.is_out_of_patience():
+        return False, BLOCKED
     if not kept and limits.deadline_s is not None:
         return False, TIME_BUDGET
     return False, BLOCKED
 
 
-def _is_there(path: str, dir_fd: int | None) -> bool:
+def _is_there(name: str, dir_fd: int) -> bool:
     try:
-        os.stat(path, dir_fd=dir_fd, follow_symlinks=False)
+        os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
     except FileNotFoundError:
         return False
     return True

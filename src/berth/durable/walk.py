@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 from berth.durable.files import fsync_open_directory
-from berth.durable.removal import Level, Limits, Offer, PassedBy
+from berth.durable.removal import Level, Limits, Offer, PassedBy, Way, path_of_way
 from berth.errors import ForbiddenError, UncertainError
 from berth.linux.below import open_below
 from berth.linux.mounts import path_of
@@ -24,6 +24,8 @@ CHUNK: Final = 100_000
 _TIMED_CHUNK: Final = 512
 #: Names of sub-directories held for all levels together; beyond that, levels further up are read again later.
 _MOST_PENDING: Final = 2 * CHUNK
+#: Sub-directories that are worth being shared with another walker.
+_LEAST_SHARED: Final = 8
 #: How often a directory that was seen empty and is not empty is gone through.
 _PASSES: Final = 3
 #: How many removals are told about at a time.
@@ -60,7 +62,7 @@ class Walk:
         limits: Limits,
         *,
         crew: Crew | None = None,
-        prefix: str = "",
+        way: Way = None,
         shared_base: bool = False,
         nested: int = 0,
     ) -> None:
@@ -71,7 +73,7 @@ class Walk:
             pending: Names in it.
             limits: When to stop.
             crew: Whom to share work with, or None.
-            prefix: Path of the base directory, for what is told about.
+            way: The way down to the base directory, for what is told about.
             shared_base: Whether another walker is in the base directory too, and syncs it.
             nested: How many walkers wait, directly or not, for this one.
         """
@@ -81,12 +83,11 @@ class Walk:
         self.limits = limits
         self._device = status.st_dev
         self._crew = crew
-        self._prefix = prefix
         self._shared_base = shared_base
         self.nested = nested
         self._told = 0
         self._waiting = len(pending)
-        self._levels = [Level("", (status.st_dev, status.st_ino), pending, scanned=True)]
+        self._levels = [Level("", (status.st_dev, status.st_ino), way, pending, scanned=True)]
 
     def __enter__(self) -> "Walk":
         return self
@@ -102,7 +103,12 @@ class Walk:
     @property
     def path(self) -> str:
         """Path of the directory the walker is in, relative to the directory that holds the tree."""
-        return os.path.join(self._prefix, *(level.name for level in self._levels[1:]))
+        return path_of_way(self.way)
+
+    @property
+    def way(self) -> Way:
+        """The way down to the directory the walker is in."""
+        return self._levels[-1].way
 
     def run(self) -> None:
         """Remove until everything is gone or passed by, or a limit is reached; then sync what stays.
@@ -114,7 +120,7 @@ class Walk:
         """
         while not self.over():
             level = self._levels[-1]
-            if self._crew is not None and level.offer is None and len(level.pending) > 1:
+            if self._crew is not None and level.offer is None and len(level.pending) >= _LEAST_SHARED:
                 self._share(self._crew, level)
             try:
                 name = level.pending.pop()
@@ -168,10 +174,11 @@ class Walk:
             with os.scandir(fd) as entries:
                 while chunk := list(itertools.islice(entries, self._chunk_size())):
                     self._remove_chunk(level, chunk)
-                    if self.over() or len(level.pending) >= self._chunk_size():
+                    if self.over():
                         return
-                    if len(level.kept) > CHUNK:  # it stays anyway, and is not to fill the memory
-                        break
+                    if len(level.pending) >= self._chunk_size():
+                        level.scanned = len(level.kept) > CHUNK  # what was passed by is not to be met for ever
+                        return
             level.scanned = True
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
@@ -214,6 +221,8 @@ class Walk:
                 unlink(name, dir_fd=fd)
             except OSError as error:
                 self._not_unlinked(level, name, error)
+                if limited and self.limits.is_out_of_patience():
+                    break
                 continue
             self.removed += 1
             if limited and self.over():
@@ -238,8 +247,11 @@ class Walk:
             self._pass_by(level, name, error)
 
     def _pass_by(self, level: Level, name: str, error: OSError) -> None:
-        level.kept.add(name)
-        self.limits.on_passed(PassedBy(os.path.normpath(os.path.join(self.path, name)), error.errno or 0))
+        if len(level.kept) <= CHUNK:  # one is enough to know that it stays; they are not to fill the memory
+            level.kept.add(name)
+        self.limits.passed += 1
+        if self.limits.passed <= self.limits.most_told:
+            self.limits.on_passed(PassedBy(os.path.normpath(os.path.join(self.path, name)), error.errno or 0))
 
     # --- down and up ------------------------------------------------------------------------------------------------
 
@@ -249,14 +261,19 @@ class Walk:
         except OSError as error:
             self._not_entered(level, name, error)
             return
-        status = os.fstat(fd)
+        try:
+            status = os.stat(".", dir_fd=fd)  # needs the right to go through it, as the way back up does
+        except OSError as error:
+            os.close(fd)
+            self._not_entered(level, name, error)
+            return
         if status.st_dev != self._device:  # a btrfs subvolume is no mount
             os.close(fd)
             self._pass_by(level, name, OSError(errno.EXDEV, os.strerror(errno.EXDEV), name))
             return
         os.close(self.fd)
         self.fd = fd
-        self._levels.append(Level(name, (status.st_dev, status.st_ino)))
+        self._levels.append(Level(name, (status.st_dev, status.st_ino), (level.way, name)))
 
     def _not_entered(self, level: Level, name: str, error: OSError) -> None:
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
@@ -286,7 +303,8 @@ class Walk:
         try:
             os.rmdir(level.name, dir_fd=self.fd)
         except OSError as error:
-            if error.errno == errno.ENOENT:
+            if error.errno == errno.ENOENT:  # somebody else removed it
+                above.dirty = True
                 return
             again = above.passes.get(level.name, 0) + 1
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and again < _PASSES:

@@ -19,6 +19,7 @@ from typing import Final
 from berth.durable.files import fsync_open_directory, list_names
 from berth.durable.tree import durable_rmtree
 from berth.epoch import names, trials
+from berth.epoch.directory import NAME_ANOTHER
 from berth.epoch.trials import TrialError
 from berth.errors import AbilityError, BerthError, FailedError, UncertainError
 from berth.linux.locks import try_lock
@@ -124,7 +125,7 @@ class Capability:
             "mount_point": mount.mount_point if mount else None,
             "file_system": mount.file_system if mount else None,
             "source": mount.source if mount else None,
-            "options": [*mount.options, *mount.super_options] if mount else None,
+            "options": list(dict.fromkeys((*mount.options, *mount.super_options))) if mount else None,
             "medium": self.medium.value,
             "operations": {name: asdict(one) for name, one in self.operations.items()},
             "durable": self.durable,
@@ -190,6 +191,17 @@ def probe(
                 _try_publication(found, fd, publication)
     except _RefusedError:
         pass
+    except (OSError, BerthError) as error:  # /proc is not there
+        found.refusal = _not_tried(found, error)
+    found.refusal = found.refusal or _refuse_medium(found)
+    return found
+
+
+def judge(root_fd: int, root: str, *, accepted: Accepted) -> Capability:
+    """Say what is known of `root` without trying anything: whether its kind of file system is accepted."""
+    found = Capability(root, None, accepted, time.time())
+    try:
+        found.mount = mount_of(root_fd)
     except (OSError, BerthError) as error:  # /proc is not there
         found.refusal = _not_tried(found, error)
     found.refusal = found.refusal or _refuse_medium(found)
@@ -271,6 +283,8 @@ def _try_publication(found: Capability, fd: int, publication: tuple[int, str]) -
             _try(found, "publish", partial(_publish, fd, private, path))
     except _RefusedError:
         found.refusal = found.refusal or there.refusal
+        if found.operations["publish"].result == "not tried" and there.refusal is not None:
+            found.operations["publish"] = Operation("failed", there.refusal.message)
         raise
 
 
@@ -294,7 +308,7 @@ def _cannot(found: Capability, error: TrialError) -> BerthError:
             "Give two directories of one file system, reached through one mount.",
         )
     answer = f" ({errno.errorcode.get(error.errno, error.errno)})" if error.errno else ""
-    fix = f"{_ELSEWHERE}, with --state-root or BERTH_STATE_ROOT."
+    fix = f"{_ELSEWHERE}. {NAME_ANOTHER}"
     if "rename" in error.why:
         message = f"the file system of {where} does not protect existing work-state: {error.why}{answer}"
         return AbilityError("no-noreplace", message, fix)
@@ -307,7 +321,7 @@ def _not_tried(found: Capability, error: OSError | BerthError) -> BerthError:
     return FailedError(
         "probe-failed",
         f"the file system of {found.root!r} could not be probed: {error}",
-        "Check that the directory is writable and its disk is not full, or choose another with --state-root.",
+        f"Check that the directory is writable and its disk is not full. {NAME_ANOTHER}",
     )
 
 
@@ -346,6 +360,8 @@ def remove_leftovers(
     """
     for name in filter(is_ours, list_names(root_fd)):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # another start is quicker, or no probe's
+            if os.stat(name, dir_fd=root_fd, follow_symlinks=False).st_uid != os.geteuid():
+                continue  # in a directory of many it may be anybody's
             fd = os.open(name, _DIRECTORY, dir_fd=root_fd)
             try:
                 if time.time() - os.fstat(fd).st_mtime >= least_age_s and try_lock(fd):

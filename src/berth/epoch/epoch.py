@@ -26,11 +26,14 @@ from berth.durable.files import (
     list_names,
 )
 from berth.epoch import names
-from berth.epoch.capability import NOTHING_ACCEPTED, Accepted, probe
+from berth.epoch.capability import NOTHING_ACCEPTED, Accepted, judge, probe
+from berth.epoch.directory import cannot_open, check_owner, open_root_directory
 from berth.epoch.lock import hold_root_lock
-from berth.errors import FailedError, ForbiddenError, MalformedError
+from berth.errors import ForbiddenError
 from berth.linux.locks import lock_holders, try_lock
 
+#: Most bytes of one file of work-state that are read, far above what berth writes.
+_MOST_READ: Final = 64 << 20
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -68,13 +71,28 @@ class Epoch:
         durable_write(name, data, dir_fd=self.fd)
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of the file `name` of the work-state, or None where there is none."""
+        """Return the content of the file `name` of the work-state, or None where there is none.
+
+        Raises:
+            OSError: It cannot be read; EFBIG where it is larger than berth ever writes one.
+        """
         try:
             fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=self.fd)
         except FileNotFoundError:
             return None
         with os.fdopen(fd, "rb") as file:
-            return file.read()
+            data = file.read(_MOST_READ + 1)
+        if len(data) > _MOST_READ:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), os.path.join(self.path, name))
+        return data
+
+    def holds(self, name: str) -> bool:
+        """Say whether the work-state has an entry `name`."""
+        try:
+            os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
 
     def publish(self, name: str, *, dir_fd: int, as_name: str) -> None:
         """Move the file `name` out of the work-state to `as_name` in the directory `dir_fd`, never replacing one.
@@ -120,13 +138,16 @@ class EpochRoot:
         capability: What the probe of it found.
     """
 
-    def __init__(self, path: str, *, accepted: Accepted = NOTHING_ACCEPTED, create: bool = True) -> None:
+    def __init__(
+        self, path: str, *, accepted: Accepted = NOTHING_ACCEPTED, create: bool = True, trials: bool = True
+    ) -> None:
         """Open the root `path`, creating it where it is missing, and prove that it protects existing names.
 
         Args:
             path: The directory.
             accepted: What the operator accepts of its file system.
             create: Whether to make a root that is missing.
+            trials: Whether to try what work-state relies on; who only removes does without, on a full disk too.
 
         Raises:
             MalformedError: `path` is not a directory of ours.
@@ -134,17 +155,19 @@ class EpochRoot:
             FailedError: It cannot be created, opened, locked or probed.
         """
         self.path = os.path.abspath(path)
-        try:
-            if create:
+        if create and path:
+            try:
                 durable_makedirs(self.path)
-            self.fd = os.open(self.path, _DIRECTORY)
-        except OSError as error:
-            raise _cannot_open(self.path, error) from error
+            except OSError as error:
+                raise cannot_open(self.path, error) from error
+        self.fd = open_root_directory(path)
         with contextlib.ExitStack() as opened:
             opened.callback(os.close, self.fd)
-            _check_owner(self.path, os.fstat(self.fd))
-            with self.locked():
-                self.capability = probe(self.fd, self.path, accepted=accepted)
+            check_owner(self.path, os.fstat(self.fd))
+            self.capability = judge(self.fd, self.path, accepted=accepted)
+            if trials and self.capability.refusal is None:
+                with self.locked():
+                    self.capability = probe(self.fd, self.path, accepted=accepted)
             if self.capability.refusal is not None:
                 raise self.capability.refusal
             opened.pop_all()
@@ -244,28 +267,3 @@ class EpochRoot:
         except FileNotFoundError:
             return False
         return os.path.samestat(seen, os.fstat(fd))
-
-
-def _check_owner(path: str, status: os.stat_result) -> None:
-    """Refuse a root in which somebody else could make, swap or remove work-state."""
-    if status.st_uid not in (os.geteuid(), 0):
-        raise MalformedError(
-            "foreign-state-root",
-            f"the state root {path!r} belongs to uid {status.st_uid}, not to you (uid {os.geteuid()})",
-            "Choose a directory of your own with --state-root DIR or BERTH_STATE_ROOT.",
-        )
-    if status.st_mode & 0o022:
-        raise MalformedError(
-            "open-state-root",
-            f"others than you may write to the state root {path!r}, and could replace work-state in it",
-            f"Take that away with `chmod go-w {path}`, or choose another directory with --state-root DIR.",
-        )
-
-
-def _cannot_open(path: str, error: OSError) -> FailedError | MalformedError:
-    fix = "Choose a directory that you may write with --state-root DIR or BERTH_STATE_ROOT."
-    if error.errno == errno.ENOENT:
-        return MalformedError("bad-state-root", f"the state root {path!r} does not exist", fix)
-    if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.EEXIST):
-        return MalformedError("bad-state-root", f"the state root {path!r} is not a directory: {error.strerror}", fix)
-    return FailedError("state-root", f"the state root {path!r} cannot be used: {error.strerror}", fix)

@@ -9,10 +9,12 @@ import contextlib
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator
 from typing import Final
 
 from berth.epoch.capability import FRESH_S, NOTHING_ACCEPTED, Accepted, Capability, probe, remove_leftovers
+from berth.epoch.directory import check_owner, open_root_directory
 from berth.epoch.lock import LOCK_NAME, hold_root_lock
 from berth.errors import FailedError, MalformedError
 from berth.linux.locks import try_lock
@@ -23,45 +25,47 @@ _NAME: Final = re.compile(rf"{re.escape(PREFIX)}[a-z0-9_]{{8}}")
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def examine(path: str, *, accepted: Accepted = NOTHING_ACCEPTED, publication_root: str | None = None) -> Capability:
+def examine(
+    path: str,
+    *,
+    accepted: Accepted = NOTHING_ACCEPTED,
+    publication_root: str | None = None,
+    as_root: bool = True,
+) -> Capability:
     """Carry out every trial in the directory `path`; a refusal is part of what is returned.
 
     Args:
         path: The directory; a link to one is refused.
         accepted: What the operator accepts of its file system.
         publication_root: Directory that results are to be renamed into, or None.
+        as_root: Whether it is to become a state root itself, rather than hold one: its owner and mode count then.
 
     Raises:
         MalformedError: One of them is not a directory.
-        FailedError: Nothing can be made in `path`.
     """
-    with contextlib.ExitStack() as opened:
-        fd = _open(path)
-        opened.callback(os.close, fd)
-        publication = None
-        if publication_root is not None:
-            publication = (_open(publication_root), os.path.abspath(publication_root))
-            opened.callback(os.close, publication[0])
-        absolute = os.path.abspath(path)
-        if _holds_lock_file(fd):
-            opened.enter_context(hold_root_lock(fd, absolute))
-        else:
-            fd = opened.enter_context(_private_directory(fd, absolute))
-        return probe(fd, absolute, accepted=accepted, thorough=True, publication=publication)
-
-
-def _open(path: str) -> int:
+    absolute = os.path.abspath(path)
     try:
-        return os.open(path, _DIRECTORY)
-    except PermissionError as error:
-        raise FailedError(
-            "probe-failed", f"{path!r} cannot be opened: {error.strerror}", "Choose a directory of your own."
-        ) from error
-    except (OSError, ValueError) as error:
-        what = "is a symbolic link" if os.path.islink(path) else "is not a directory"
-        if not os.path.lexists(path):
-            what = "does not exist"
-        raise MalformedError("bad-directory", f"{path!r} {what}", "Give an existing directory.") from error
+        with contextlib.ExitStack() as opened:
+            fd = open_root_directory(path)
+            opened.callback(os.close, fd)
+            publication = None
+            if publication_root is not None:
+                publication = (open_root_directory(publication_root), os.path.abspath(publication_root))
+                opened.callback(os.close, publication[0])
+            status = os.fstat(fd)
+            if _holds_lock_file(fd):
+                opened.enter_context(hold_root_lock(fd, absolute))
+            else:
+                fd = opened.enter_context(_private_directory(fd, absolute))
+            found = probe(fd, absolute, accepted=accepted, thorough=True, publication=publication)
+    except FailedError as error:  # nothing could be tried there
+        return Capability(absolute, None, accepted, time.time(), publication_root=publication_root, refusal=error)
+    if as_root and found.refusal is None:
+        try:
+            check_owner(absolute, status)
+        except MalformedError as error:
+            found.refusal = error
+    return found
 
 
 def _holds_lock_file(fd: int) -> bool:

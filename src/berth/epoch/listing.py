@@ -6,8 +6,10 @@ from typing import Final
 
 from berth.durable.files import list_names
 from berth.epoch import names
-from berth.errors import FailedError, MalformedError
+from berth.epoch.directory import open_root_directory
+from berth.errors import FailedError
 from berth.linux.locks import lock_holders
+from berth.linux.mounts import read_mounts
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -39,13 +41,7 @@ def list_epochs(root: str) -> list[Listed]:
         MalformedError: It is not a directory.
         FailedError: It cannot be read.
     """
-    try:
-        fd = os.open(root, _DIRECTORY)
-    except PermissionError as error:
-        raise _unreadable(root, error) from error
-    except (OSError, ValueError) as error:
-        what = "is not a directory" if os.path.lexists(root) else "does not exist"
-        raise MalformedError("bad-state-root", f"the state root {root!r} {what}", "Give an existing one.") from error
+    fd = open_root_directory(root)
     try:
         looked = [_look(fd, name) for name in list_names(fd) if names.is_reserved(name)]
     except OSError as error:
@@ -57,7 +53,7 @@ def list_epochs(root: str) -> list[Listed]:
 
 
 def count_entries(root: str, entries: list[str], *, most: int) -> tuple[int, bool]:
-    """Count the names in the directories `entries` of `root`, their own included; follow no link.
+    """Count the names in the directories `entries` of `root`, their own included; follow no link and enter no mount.
 
     Args:
         root: Their directory.
@@ -67,14 +63,18 @@ def count_entries(root: str, entries: list[str], *, most: int) -> tuple[int, boo
     Returns:
         How many there are, and whether that is all: a directory that cannot be read is not counted further.
     """
-    waiting = [os.path.join(root, name) for name in entries]
+    base = os.path.realpath(root)
+    mounted = {mount.mount_point for mount in read_mounts()}
+    waiting = [os.path.join(base, name) for name in entries]
     count, whole = len(waiting), True
     while waiting:
         try:
             with os.scandir(waiting.pop()) as below:
                 for entry in below:
                     count += 1
-                    if entry.is_dir(follow_symlinks=False):
+                    if entry.path in mounted:
+                        whole = False
+                    elif entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
         except OSError:
             whole = False

@@ -9,7 +9,6 @@
 Nothing is remembered between steps: what is left of a retired epoch is a smaller retired epoch.
 """
 
-import contextlib
 import errno
 import heapq
 import os
@@ -22,13 +21,16 @@ from berth.durable.removal import PassedBy
 from berth.durable.tree import BLOCKED, COMPLETE, ENTRY_BUDGET, TIME_BUDGET, Step, durable_rmtree_step
 from berth.epoch import names
 from berth.epoch.epoch import EpochRoot
+from berth.epoch.lock import hold_lock
 from berth.errors import FailedError, ForbiddenError, MalformedError
 from berth.linux.below import open_below
-from berth.linux.locks import open_lock_file, try_lock, wait_lock
+from berth.linux.locks import try_lock
 
 LOCK_NAME: Final = ".berth-reclaim.lock"
 #: Why a step ended, besides what `durable.tree` says.
 EMPTY: Final = "empty"
+#: There are retired epochs, and processes hold all of them.
+HELD: Final = "held"
 DISABLED: Final = "disabled"
 ROOT_LIMIT: Final = "root-limit"
 DISCOVERY_BUDGET: Final = "discovery-budget"
@@ -54,12 +56,14 @@ class Budgets:
         entries: Most names to remove; None for no limit.
         seconds: Time for removing; checked between system calls, so that one call may outlast it. None for no limit.
         discovery: Most names to read in the root; None for no limit.
+        patience: Most entries that cannot be removed to pass by in one retired epoch; None for no limit.
     """
 
     roots: int | None = 1
     entries: int | None = 4096
     seconds: float | None = 0.05
     discovery: int | None = 65_536
+    patience: int | None = None
 
     def __post_init__(self) -> None:
         for name, value, least, most in (
@@ -76,8 +80,8 @@ class Budgets:
                 )
 
 
-#: What every start of a run does.
-ONE_STEP: Final = Budgets()
+#: What every start of a run does; it does not search what cannot be removed for something that can.
+ONE_STEP: Final = Budgets(patience=1000)
 #: As much as there is.
 UNLIMITED: Final = Budgets(roots=None, entries=None, seconds=None, discovery=None)
 
@@ -96,7 +100,8 @@ class Reclaimed:
         partial: Name of the retired epoch that is partly removed, or None.
         blocked: Names of retired epochs that hold what cannot be removed, and why.
         passed_by: Entries that could not be removed, the first hundred.
-        stop_reason: complete, empty, disabled, root-limit, entry-budget, time-budget, discovery-budget or blocked.
+        stop_reason: complete, empty, held, disabled, root-limit, entry-budget, time-budget, discovery-budget or
+            blocked.
         backlog_roots: Retired epochs that are left, held ones included; of those that were looked at.
     """
 
@@ -120,6 +125,8 @@ class Reclaimed:
         self.blocked, self.passed_by, self.backlog_roots = step.blocked, step.passed_by, step.backlog_roots
         self.removed_entries += step.removed_entries
         self.removed_roots = removed_before + step.removed_roots
+        if self.stop_reason == EMPTY and self.removed_roots:
+            self.stop_reason = COMPLETE
 
 
 def reclaim(
@@ -147,14 +154,25 @@ def reclaim(
         UncertainError: Entries were removed, and may be back after a power cut.
     """
     try:
-        with _lock(root, wait_s) as locked:
-            return _step(root, budgets, first, workers, on_removed) if locked else None
+        if not _is_root(root):
+            return Reclaimed()
+        with hold_lock(root.fd, root.path, LOCK_NAME, wait_s=wait_s, error="reclaim-lock") as holders:
+            return _step(root, budgets, first, workers, on_removed) if holders is None else None
     except OSError as error:
         raise FailedError(
             "not-reclaimed",
             f"the retired epochs of {root.path!r} could not be looked at or removed: {error}",
             "Look at the directory and its disk; nothing outside retired epochs was touched.",
         ) from error
+
+
+def _is_root(root: EpochRoot) -> bool:
+    """Say whether the directory was ever used as a root; no lock file is left in one that was not."""
+    try:
+        os.stat(LOCK_NAME, dir_fd=root.fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return next(_names(root, None, Reclaimed()), None) is not None
+    return True
 
 
 def _step(
@@ -211,7 +229,9 @@ class _Removal:
             return ROOT_LIMIT
         if found.blocked:
             return BLOCKED
-        return COMPLETE if found.removed_roots else EMPTY
+        if found.removed_roots:
+            return COMPLETE
+        return HELD if found.held else EMPTY
 
     def _step(self, name: str, entries: int | None, seconds: float | None) -> Step:
         """Remove as much of one retired epoch as the budgets allow."""
@@ -224,6 +244,7 @@ class _Removal:
                 time_limit=seconds,
                 dir_fd=self._root.fd,
                 workers=self._workers,
+                patience=self._budgets.patience,
                 on_passed=lambda one: passed.append(one) if len(passed) < MOST_TOLD else None,
                 on_removed=self._on_removed,
             )
@@ -249,7 +270,10 @@ def _why_blocked(passed: list[PassedBy]) -> str:
     if not passed:
         return "something is added to it all the time"
     first = passed[0]
-    return f"{first.path!r} cannot be removed: {os.strerror(first.errno)}"
+    below = first.path.partition("/")[2] or "."
+    return (
+        f"{below!r} in it cannot be removed ({os.strerror(first.errno)}); `lsattr` and `findmnt` may show what keeps it"
+    )
 
 
 # --- discovery -------------------------------------------------------------------------------------------------------
@@ -331,19 +355,3 @@ def _foreign(root: EpochRoot, name: str, why: str) -> FailedError:
         f"{os.path.join(root.path, name)!r} lies where berth keeps epochs and is none: {why}. Nothing was removed",
         "Move it out of the root once you have looked at it.",
     )
-
-
-@contextlib.contextmanager
-def _lock(root: EpochRoot, wait_s: float) -> Iterator[bool]:
-    with contextlib.ExitStack() as opened:
-        try:
-            fd = open_lock_file(LOCK_NAME, dir_fd=root.fd)
-            opened.callback(os.close, fd)
-            locked = wait_lock(fd, wait_s)
-        except OSError as error:
-            raise FailedError(
-                "reclaim-lock",
-                f"the lock file {LOCK_NAME} of {root.path!r} cannot be used: {error.strerror}",
-                "It must be a regular file that you may write; berth makes it itself where it is missing.",
-            ) from error
-        yield locked

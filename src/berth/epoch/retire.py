@@ -1,13 +1,15 @@
 """Retire an epoch by hand: one whose processes are gone and that nobody will go on with."""
 
 import os
+from typing import Final
 
 from berth.epoch.epoch import EpochRoot
 from berth.epoch.names import active_name, is_epoch_id
 from berth.errors import FailedError, ForbiddenError, MalformedError
 
 #: What a `berth run` writes before anything else: such an epoch is recorded when it is finished.
-_REQUEST = "request.json"
+_REQUEST: Final = "request.json"
+_SEE_LIST: Final = "`berth epoch list` shows what is there."
 
 
 def retire_left(root: EpochRoot, epoch: str) -> str:
@@ -28,9 +30,9 @@ def retire_left(root: EpochRoot, epoch: str) -> str:
     try:
         os.stat(active_name(epoch), dir_fd=root.fd, follow_symlinks=False)
     except FileNotFoundError:
-        raise MalformedError(
-            "no-such-epoch", f"{root.path!r} holds no active epoch {epoch}", "See `berth epoch list`."
-        ) from None
+        retired = any(name == epoch for name, _ in root.retired())
+        what = "it is retired already" if retired else f"{root.path!r} holds no epoch of this id"
+        raise MalformedError("no-such-epoch", f"the epoch {epoch} is not active: {what}", _SEE_LIST) from None
     try:
         taken = root.adopt(epoch)
         if taken is None:
@@ -38,7 +40,7 @@ def retire_left(root: EpochRoot, epoch: str) -> str:
                 "epoch-held", f"the epoch {epoch} is in use by another process", "Wait for that run to end."
             )
         with taken:
-            if taken.read(_REQUEST) is not None:
+            if taken.holds(_REQUEST):
                 raise ForbiddenError(
                     "epoch-of-a-run",
                     f"the epoch {epoch} is that of a killed `berth run`, which has no record yet",

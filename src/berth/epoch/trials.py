@@ -206,14 +206,17 @@ def publish(fd: int, publication_fd: int) -> None:
 
 def _locks_in_child(fd: int, name: str) -> bool:
     words = [sys.executable, "-I", "-S", "-c", _TRY_LOCK, f"/proc/self/fd/{fd}/{name}"]
-    done = subprocess.run(
-        words,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        pass_fds=[fd],
-        timeout=_CHILD_TIMEOUT_S,
-    )
+    try:
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=[fd],
+            timeout=_CHILD_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise TrialError(f"a second process that tried the lock did not end in {_CHILD_TIMEOUT_S:.0f} s") from error
     if done.returncode not in (0, 3):
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
         raise TrialError(f"a second process cannot use the lock: {' '.join(last)}")

@@ -6,27 +6,24 @@ admin-guide/cputopology. `online`, `present`, `possible`, `isolated` and `nodeN/
 (`thread_siblings`, `cpumap`).
 """
 
-import errno
-import os
-import re
-from pathlib import Path
-
-from berth.errors import AbilityError, MalformedError
+from berth.errors import AbilityError
+from berth.host import nodes, processors
+from berth.host.caches import read_caches
 from berth.host.cpuset import CpuSet
-from berth.host.topology import Node, Topology, group_cores
-
-CPU_DIRECTORY = "/sys/devices/system/cpu"
-NODE_DIRECTORY = "/sys/devices/system/node"
-
-# A file that is not there: older kernel, CPU just taken offline (ENODEV: its sysfs node went while it was open).
-_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV)
+from berth.host.sysfs import CPU_DIRECTORY, numbered, read_list, read_list_or_mask, read_number, read_optional
+from berth.host.topology import Topology, group_cores
 
 
-def read_topology(root: str = "/") -> Topology:
+def read_topology(root: str = "/", *, details: bool = False) -> Topology:
     """Return the topology of the machine whose file system is at `root`.
 
     Without `present` the CPU directories count, without `possible` what is present; without a node directory there are
     no nodes; a CPU without sibling files is a core of its own. CPUs that are offline are in no core and no node.
+
+    Args:
+        root: Root of the machine.
+        details: Whether to read caches, core ids, frequencies and the model too. There are a dozen files of them per
+            CPU, which takes longer than all the rest.
 
     Raises:
         AbilityError: `no-cpu-information` when nothing says which CPUs are online.
@@ -34,12 +31,12 @@ def read_topology(root: str = "/") -> Topology:
         OSError: A file is there and cannot be read.
     """
     online = read_online(root)
-    present = _read_list(root, f"{CPU_DIRECTORY}/present")
+    present = read_list(root, f"{CPU_DIRECTORY}/present")
     if present is None:
-        present = _numbered(root, CPU_DIRECTORY, "cpu") | online
-    possible = _read_list(root, f"{CPU_DIRECTORY}/possible")
-    isolated = _read_list(root, f"{CPU_DIRECTORY}/isolated")
-    nodes = _read_nodes(root, online)
+        present = numbered(root, CPU_DIRECTORY, "cpu") | online
+    possible = read_list(root, f"{CPU_DIRECTORY}/possible")
+    isolated = read_list(root, f"{CPU_DIRECTORY}/isolated")
+    found = nodes.read_nodes(root, online)
     siblings = {cpu: cpus for cpu in online if (cpus := _read_siblings(root, cpu)) is not None}
     packages = {cpu: package for cpu in online if (package := _read_package(root, cpu)) is not None}
     return Topology(
@@ -47,8 +44,13 @@ def read_topology(root: str = "/") -> Topology:
         present=present,
         possible=present if possible is None else possible,
         isolated=isolated,
-        cores=group_cores(online=online, siblings=siblings, packages=packages, nodes=nodes),
-        nodes=nodes,
+        cores=group_cores(online=online, siblings=siblings, packages=packages, nodes=found),
+        nodes=found,
+        nohz_full=_read_nohz_full(root),
+        distances=nodes.read_distances(root, found),
+        details=processors.read_details(root, online) if details else None,
+        caches=read_caches(root, online) if details else None,
+        cpu_model=processors.read_model(root) if details else None,
     )
 
 
@@ -63,13 +65,13 @@ def read_online(root: str = "/") -> CpuSet:
         MalformedError: A file does not hold what the kernel documents.
         OSError: A file is there and cannot be read.
     """
-    online = _read_list(root, f"{CPU_DIRECTORY}/online")
+    online = read_list(root, f"{CPU_DIRECTORY}/online")
     if online is not None:
         return online
-    directories = _numbered(root, CPU_DIRECTORY, "cpu")
+    directories = numbered(root, CPU_DIRECTORY, "cpu")
     if directories:
-        return CpuSet.of(cpu for cpu in directories if _read_number(root, f"{CPU_DIRECTORY}/cpu{cpu}/online") != 0)
-    present = _read_list(root, f"{CPU_DIRECTORY}/present")
+        return CpuSet.of(cpu for cpu in directories if read_number(root, f"{CPU_DIRECTORY}/cpu{cpu}/online") != 0)
+    present = read_list(root, f"{CPU_DIRECTORY}/present")
     if present is None:
         raise AbilityError(
             "no-cpu-information",
@@ -79,79 +81,25 @@ def read_online(root: str = "/") -> CpuSet:
     return present
 
 
-def read_optional(root: str, path: str) -> str | None:
-    """Return the text of one small file, or None when it is not there.
-
-    NULs at the end are left out: some kernels counted the one that ends the string when they printed a CPU list.
-
-    Args:
-        root: Root of the machine.
-        path: Absolute path on that machine.
-
-    Raises:
-        OSError: The file is there and cannot be read.
-    """
-    try:
-        return os.fsdecode(Path(root, path.lstrip("/")).read_bytes().rstrip(b"\0"))
-    except OSError as error:
-        if error.errno in _ABSENT:
-            return None
-        raise
-
-
-def _read_list(root: str, path: str) -> CpuSet | None:
-    text = read_optional(root, path)
-    return None if text is None else CpuSet.parse_list(text, source=path)
-
-
-def _read_mask(root: str, path: str) -> CpuSet | None:
-    text = read_optional(root, path)
-    return None if text is None else CpuSet.parse_mask(text, source=path)
-
-
-def _read_number(root: str, path: str) -> int | None:
-    text = read_optional(root, path)
-    if not text:  # A recorder that was not allowed to read a file leaves an empty one.
-        return None
-    if not re.fullmatch(r"-?[0-9]{1,20}\n?", text):
-        raise MalformedError("bad-sysfs-number", f"{path} holds {text[:80]!a} where the kernel writes a number.")
-    return int(text)
-
-
 def _read_siblings(root: str, cpu: int) -> CpuSet | None:
     """Return the CPUs of one core; `core_cpus` is the newer name of `thread_siblings`."""
     directory = f"{CPU_DIRECTORY}/cpu{cpu}/topology"
     for name in ("core_cpus", "thread_siblings"):
-        found = _read_list(root, f"{directory}/{name}_list")
-        if found is None:
-            found = _read_mask(root, f"{directory}/{name}")
+        found = read_list_or_mask(root, f"{directory}/{name}_list", f"{directory}/{name}")
         if found is not None:
             return found
     return None
 
 
 def _read_package(root: str, cpu: int) -> int | None:
-    package = _read_number(root, f"{CPU_DIRECTORY}/cpu{cpu}/topology/physical_package_id")
+    package = read_number(root, f"{CPU_DIRECTORY}/cpu{cpu}/topology/physical_package_id")
     return None if package == -1 else package
 
 
-def _read_nodes(root: str, online: CpuSet) -> tuple[Node, ...]:
-    nodes = []
-    for number in _numbered(root, NODE_DIRECTORY, "node"):
-        cpus = _read_list(root, f"{NODE_DIRECTORY}/node{number}/cpulist")
-        if cpus is None:
-            cpus = _read_mask(root, f"{NODE_DIRECTORY}/node{number}/cpumap")
-        nodes.append(Node(number=number, cpus=CpuSet() if cpus is None else cpus & online))
-    return tuple(nodes)
-
-
-def _numbered(root: str, directory: str, prefix: str) -> CpuSet:
-    """Return the N of all entries PREFIXN; node numbers are held to the same limit as CPU numbers."""
-    try:
-        names = os.listdir(Path(root, directory.lstrip("/")))
-    except OSError as error:
-        if error.errno in _ABSENT:
-            return CpuSet()
-        raise
-    matches = (re.fullmatch(rf"{prefix}(0|[1-9][0-9]{{0,8}})", name) for name in names)
-    return CpuSet.of(int(match[1]) for match in matches if match)
+def _read_nohz_full(root: str) -> CpuSet | None:
+    """Return the CPUs without a tick; a kernel that can do it and was not told to prints `(null)`."""
+    path = f"{CPU_DIRECTORY}/nohz_full"
+    text = read_optional(root, path)
+    if text is None or text.strip() == "(null)":
+        return None if text is None else CpuSet()
+    return CpuSet.parse_list(text, source=path)

@@ -2,7 +2,7 @@
 
 A core is a set of CPUs that the kernel calls siblings; it is never computed from CPU numbers, because siblings may be
 (0,1), (0,40) or (0,16,32,48), and hybrid machines mix cores of one and two CPUs. What the kernel does not say stays
-None: no field here is a guess. Sizes, distances and caches are not part of this module.
+None: no field here is a guess.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,6 +21,9 @@ class Cpu:
         core_key: `Core.key` of its core.
         node: Number of its NUMA node; None when no node, or more than one, claims it.
         siblings: Online CPUs of its core, itself included.
+        core_id: The kernel's `core_id`, which repeats between packages; None when not read or unknown.
+        max_mhz: Highest frequency of the hardware; None when not read or unknown.
+        current_mhz: Frequency when it was read; None when not read or unknown.
     """
 
     number: int
@@ -28,6 +31,36 @@ class Cpu:
     core_key: int
     node: int | None
     siblings: CpuSet
+    core_id: int | None = None
+    max_mhz: float | None = None
+    current_mhz: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuDetails:
+    """What is known about one CPU beside its place; the fields are those of `Cpu`."""
+
+    number: int
+    core_id: int | None = None
+    max_mhz: float | None = None
+    current_mhz: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cache:
+    """One cache.
+
+    Attributes:
+        level: 1 is nearest to the core.
+        kind: `Data`, `Instruction` or `Unified`, as the kernel says.
+        size_bytes: None when the kernel does not say.
+        cpus: Online CPUs that share it, at least one.
+    """
+
+    level: int
+    kind: str
+    size_bytes: int | None
+    cpus: CpuSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +87,24 @@ class Node:
     Attributes:
         number: The kernel's node number; numbers may have gaps.
         cpus: Its online CPUs.
+        memory_total_bytes: Its memory; None when the kernel does not say.
+        memory_free_bytes: Free memory when it was read; None when the kernel does not say.
     """
 
     number: int
     cpus: CpuSet
+    memory_total_bytes: int | None = None
+    memory_free_bytes: int | None = None
+
+    @property
+    def cpu_less(self) -> bool:
+        """Whether no CPU of it is online: memory alone, of a GPU or an expander, and never a target for CPUs."""
+        return not self.cpus
+
+    @property
+    def memory_less(self) -> bool:
+        """Whether it is known to have no memory: never a target for memory."""
+        return self.memory_total_bytes == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +118,11 @@ class Topology:
         isolated: CPUs without load balancing (kernel parameter `isolcpus`); None when the kernel does not say.
         cores: All cores with an online CPU, by key.
         nodes: All NUMA nodes, by number; empty on a machine that reports none.
+        nohz_full: CPUs without a scheduler tick (kernel parameter `nohz_full`); None when the kernel does not say.
+        distances: A row per node in the order of `nodes`, 10 is local; None when the kernel does not give all.
+        details: Per online CPU, ascending; None when they were not read.
+        caches: By level, kind and lowest CPU; None when they were not read.
+        cpu_model: Model of the CPUs; None when it was not read or the kernel does not say.
     """
 
     online: CpuSet
@@ -79,6 +131,11 @@ class Topology:
     isolated: CpuSet | None
     cores: tuple[Core, ...]
     nodes: tuple[Node, ...]
+    nohz_full: CpuSet | None = None
+    distances: tuple[tuple[int, ...], ...] | None = None
+    details: tuple[CpuDetails, ...] | None = None
+    caches: tuple[Cache, ...] | None = None
+    cpu_model: str | None = None
 
     def core_of(self, cpu: int) -> Core | None:
         """Return the core that holds this CPU number; None when it is not online."""
@@ -88,11 +145,22 @@ class Topology:
         """Return the one node that claims this CPU number; None when it is not online or no single node does."""
         return single_node(self.nodes, cpu)
 
+    def distance(self, first: int, second: int) -> int | None:
+        """Return the distance from one node number to another; None when the kernel does not give it."""
+        numbers = [node.number for node in self.nodes]
+        if self.distances is None or first not in numbers or second not in numbers:
+            return None
+        return self.distances[numbers.index(first)][numbers.index(second)]
+
     def cpu(self, number: int) -> Cpu | None:
         """Return what is known about one CPU number; None when it is not online."""
         core = self.core_of(number)
         if core is None:
             return None
+        details = next((details for details in self.details or () if details.number == number), None)
+        return self._cpu(number, core, details)
+
+    def _cpu(self, number: int, core: Core, details: CpuDetails | None) -> Cpu:
         node = self.node_of(number)
         return Cpu(
             number=number,
@@ -100,12 +168,17 @@ class Topology:
             core_key=core.key,
             node=None if node is None else node.number,
             siblings=core.cpus,
+            core_id=details.core_id if details else None,
+            max_mhz=details.max_mhz if details else None,
+            current_mhz=details.current_mhz if details else None,
         )
 
     @property
     def cpus(self) -> tuple[Cpu, ...]:
         """All online CPUs, ascending."""
-        return tuple(cpu for cpu in map(self.cpu, self.online) if cpu is not None)
+        details = {details.number: details for details in self.details or ()}
+        every = (self._cpu(number, core, details.get(number)) for core in self.cores for number in core.cpus)
+        return tuple(sorted(every, key=lambda cpu: cpu.number))
 
     @property
     def node_overlap(self) -> CpuSet:

@@ -17,12 +17,48 @@ RUN_MARK = "BERTH_RUN"
 _POLL_S = 0.005
 #: How long a process may show no environment because it is in the middle of execve(2), in seconds.
 _EXECVE_TIMEOUT_S = 1.0
-#: Fields of /proc/PID/stat (proc_pid_stat(5)), counted from field 3 on, which is where `_stat_fields` begins.
-_STATE, _PARENT, _FLAGS, _THREADS, _START, _ENV_START, _ENV_END = (field - 3 for field in (3, 4, 9, 20, 22, 50, 51))
+#: Fields of /proc/PID/stat by their number in proc_pid_stat(5).
+STATE, PARENT, FLAGS, THREADS, START, ENV_START, ENV_END = 3, 4, 9, 20, 22, 50, 51
 #: A thread in one of these states runs no more code.
-_DEAD_STATES = "ZXx"
+DEAD_STATES = "ZXx"
 #: linux/sched.h: a kernel thread, which has no environment.
-_PF_KTHREAD = 0x00200000
+PF_KTHREAD = 0x00200000
+
+
+class StatLine(NamedTuple):
+    """One line of /proc/PID/stat.
+
+    Attributes:
+        name: The name of the thread, as bytes: it may hold anything, spaces and `)` too.
+        after: The fields after the name; the first is field 3.
+    """
+
+    name: bytes
+    after: list[bytes]
+
+    def text(self, field: int) -> str:
+        """Return a field by its number in proc_pid_stat(5)."""
+        return self.after[field - 3].decode("ascii")
+
+    def number(self, field: int) -> int:
+        """Return a field by its number in proc_pid_stat(5), as a number."""
+        return int(self.after[field - 3])
+
+
+def parse_stat(text: bytes) -> StatLine:
+    """Return the parts of a stat file: the name ends at the last `)`, whatever it holds.
+
+    Raises:
+        ValueError: There is no name in it.
+    """
+    end = text.rindex(b")")
+    return StatLine(name=text[text.index(b"(") + 1 : end], after=text[end + 1 :].split())
+
+
+def parse_status(text: str) -> dict[str, str]:
+    """Return the text of a status file (proc_pid_status(5)) as a mapping of its keys."""
+    pairs = (line.split(":", 1) for line in text.split("\n") if ":" in line)
+    return {key: value.strip() for key, value in pairs}
 
 
 class ProcessStat(NamedTuple):
@@ -39,7 +75,7 @@ class ProcessStat(NamedTuple):
     @property
     def alive(self) -> bool:
         """Whether any thread can run code: a process whose first thread has ended is shown as a zombie."""
-        return self.state not in _DEAD_STATES or self.threads > 1
+        return self.state not in DEAD_STATES or self.threads > 1
 
 
 def boot_id() -> str:
@@ -81,26 +117,24 @@ def _group_of(pid: int) -> int:
 
 def read_stat(pid: int) -> ProcessStat | None:
     """Return the state of `pid`, or None where there is no such process, or /proc hides it (hidepid of proc(5))."""
-    fields = _stat_fields(pid)
-    if fields is None:
+    line = _stat_line(f"/proc/{pid}")
+    if line is None:
         return None
     return ProcessStat(
         pid=pid,
-        state=fields[_STATE].decode("ascii"),
-        parent=int(fields[_PARENT]),
-        start_ticks=int(fields[_START]),
-        threads=int(fields[_THREADS]),
+        state=line.text(STATE),
+        parent=line.number(PARENT),
+        start_ticks=line.number(START),
+        threads=line.number(THREADS),
     )
 
 
-def _stat_fields(pid: int) -> list[bytes] | None:
-    """Return /proc/PID/stat from field 3 on: what stands before it is the name, which may hold anything."""
+def _stat_line(directory: str) -> StatLine | None:
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            text = file.read()
+        with open(f"{directory}/stat", "rb") as file:
+            return parse_stat(file.read())
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
-    return text[text.rindex(b")") + 2 :].split()
 
 
 def read_status(pid: int) -> dict[str, str]:
@@ -109,9 +143,8 @@ def read_status(pid: int) -> dict[str, str]:
     Raises:
         OSError: The process is gone, or may not be read.
     """
-    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-        pairs = (line.split(":", 1) for line in file if ":" in line)
-        return {key: value.strip() for key, value in pairs}
+    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace", newline="\n") as file:
+        return parse_status(file.read())
 
 
 def command_line(pid: int) -> str:
@@ -131,9 +164,9 @@ def command_line(pid: int) -> str:
     return (text[:77] + "...") if len(text) > 80 else (text or "?")
 
 
-def all_pids() -> list[int]:
-    """Return the pid of every process that /proc shows, ascending."""
-    return sorted(int(name) for name in os.listdir("/proc") if name.isascii() and name.isdigit())
+def all_pids(root: str = "/") -> list[int]:
+    """Return the pid of every process that /proc shows, ascending; `root` is where the machine's files begin."""
+    return sorted(int(name) for name in os.listdir(os.path.join(root, "proc")) if name.isascii() and name.isdigit())
 
 
 def descendants(ancestor: int) -> list[ProcessStat]:
@@ -191,47 +224,58 @@ def marked(run: str, *, not_before_ticks: int) -> list[ProcessStat]:
         if stat is None or not stat.alive or stat.start_ticks < not_before_ticks or pid == os.getpid():
             continue
         with contextlib.suppress(OSError):
-            if wanted in _environment(pid).split(b"\0"):
+            if wanted in (read_environ(pid) or b"").split(b"\0"):
                 found.append(stat)
     return found
 
 
-def _environment(pid: int) -> bytes:
+def read_environ(pid: int, root: str = "/") -> bytes | None:
     """Return the environment `pid` was started with; where its first thread has ended, as another thread shows it.
 
-    In the middle of execve(2) the new memory is in place and the environment in it is not yet: that is waited for.
+    In the middle of execve(2) the new memory is in place and the environment in it is not yet: that is waited for, but
+    not on a recorded machine, where nothing changes.
 
-    Raises:
-        OSError: The process is gone, or may not be read.
+    Args:
+        pid: The process.
+        root: Where the files of the machine begin.
+
+    Returns:
+        The variables, each ended by NUL; None where the process has ended or may not be read.
     """
-    deadline = time.monotonic() + _EXECVE_TIMEOUT_S
+    directory = os.path.join(root, "proc", str(pid))
+    deadline = time.monotonic() + (_EXECVE_TIMEOUT_S if root == "/" else 0.0)
     while True:
-        stat = read_stat(pid)
-        if stat is None or not stat.alive:
-            return b""
-        threads = os.listdir(f"/proc/{pid}/task") if stat.state in _DEAD_STATES else [str(pid)]
+        line = _stat_line(directory)
+        if line is None or (line.text(STATE) in DEAD_STATES and line.number(THREADS) <= 1):
+            return None
         readable = False
-        for thread in threads:
-            # The first thread, once it has ended, refuses or has none; another thread still shows it.
+        # The first thread, once it has ended, refuses or has none; another thread still shows it.
+        for place in _thread_directories(directory) if line.text(STATE) in DEAD_STATES else [directory]:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-                with open(f"/proc/{pid}/task/{thread}/environ", "rb") as file:
+                with open(f"{place}/environ", "rb") as file:
                     found = file.read()
                 readable = True
                 if found:
                     return found
         if not readable:
-            return b""
-        if not _has_environment(pid) or time.monotonic() >= deadline:
+            return None
+        if not _has_environment(directory) or time.monotonic() >= deadline:
             return b""
         time.sleep(_POLL_S / 10)
 
 
-def _has_environment(pid: int) -> bool:
-    """Say whether `pid` has an environment or is about to get one."""
-    fields = _stat_fields(pid)
-    if fields is None or int(fields[_FLAGS]) & _PF_KTHREAD:
+def _thread_directories(directory: str) -> list[str]:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+        return [f"{directory}/task/{thread}" for thread in os.listdir(f"{directory}/task")]
+    return []
+
+
+def _has_environment(directory: str) -> bool:
+    """Say whether a process has an environment or is about to get one."""
+    line = _stat_line(directory)
+    if line is None or line.number(FLAGS) & PF_KTHREAD:
         return False
-    return int(fields[_ENV_END]) == 0 or int(fields[_ENV_START]) < int(fields[_ENV_END])
+    return line.number(ENV_END) == 0 or line.number(ENV_START) < line.number(ENV_END)
 
 
 def end_marked(run: str, *, not_before_ticks: int, timeout_s: float) -> tuple[int, list[ProcessStat]]:
