@@ -356,10 +356,13 @@ def test_gaps_and_what_they_prevent() -> None:
     host = two_nodes()
     host.process(100, "0-7,16-23", npu=0, cpuset=None)
     host.gap("npu_topology", "npu-smi is not installed", effect="occupancy of NPUs is unknown")
+    for pid in (100, 101, 105):
+        host.gap("processes.pages_by_node", "numa_maps cannot be read", pid=pid)
     missing = found(host)["R010"]
     assert missing.severity == "low"
     assert missing.pids == [100]
     assert "npu_topology: npu-smi is not installed; occupancy of NPUs is unknown" in missing.evidence
+    assert "processes.pages_by_node (pid 100-101,105): numa_maps cannot be read" in missing.evidence
     assert "pid 100 (python): nothing is planned: its effective cpuset is unknown" in missing.evidence
 
 

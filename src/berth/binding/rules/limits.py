@@ -1,5 +1,6 @@
 """Rules about what limits a process from outside: its cgroup, what cannot be moved, what is not known."""
 
+from collections.abc import Iterable
 from itertools import chain
 
 from berth.binding.finding import Finding
@@ -12,9 +13,8 @@ def information_missing(view: View) -> Finding | None:
     """R010: something could not be read, with what that means; nothing is planned for processes that lack too much."""
     known = view.snapshot.availability
     lacking = [task for task in view.involved if task.lacks]
-    gaps = chain(known.missing, known.errors, known.partial)
     evidence = [
-        *map(_gap_text, gaps),
+        *_gap_lines(chain(known.missing, known.errors, known.partial)),
         *grouped(lacking, lambda task: f"nothing is planned: {'; '.join(task.lacks)}"),
         *([f"not in the snapshot: pids {joined(view.absent)}"] if view.absent else []),
     ]
@@ -25,7 +25,7 @@ def information_missing(view: View) -> Finding | None:
         title="Information missing",
         severity="low",
         impact=["stability"],
-        evidence=list(dict.fromkeys(evidence)),
+        evidence=evidence,
         judgement="What could not be read is not guessed. Rules that need it stay silent, and a process whose limit, "
         "masks or cores are unknown gets no action.",
         recommendations=["Take the snapshot again with the rights or tools that the lines above name."],
@@ -115,9 +115,13 @@ def unmovable(task: Task) -> str:
     return ""
 
 
-def _gap_text(gap: Gap) -> str:
-    who = f" (pid {gap.pid})" if gap.pid is not None else ""
-    return f"{gap.component}{who}: {gap.message}" + (f"; {gap.effect}" if gap.effect else "")
+def _gap_lines(gaps: Iterable[Gap]) -> list[str]:
+    """Return one line for each gap, with every process that has it."""
+    pids: dict[tuple[str, str], list[int]] = {}
+    for gap in gaps:
+        what = gap.message + (f"; {gap.effect}" if gap.effect else "")
+        pids.setdefault((gap.component, what), []).extend([] if gap.pid is None else [gap.pid])
+    return [f"{name}{f' (pid {joined(who)})' if who else ''}: {what}" for (name, what), who in pids.items()]
 
 
 def _outside(view: View, task: Task) -> str:
