@@ -134,7 +134,8 @@ def test_what_cannot_be_read_is_a_gap_with_its_effect(readable_children, other_u
 from berth.binding.collect import CollectRequest, collect
 from berth.binding.snapshot import NpuTopology
 found = collect(CollectRequest(pids=(int(sys.argv[1]),)), accelerators=NpuTopology(vendor=None, source=[]))
-print(found.availability.complete, *sorted(gap.component for gap in found.availability.missing if gap.effect), sep="|")
+gaps = sorted((gap.component, gap.pid) for gap in found.availability.missing if gap.effect)
+print(found.availability.complete, gaps)
 """
     code = f"sys.path += {[path for path in sys.path if 'packages' in path]!r}\n" + code
     pid = os.getpid()
@@ -144,7 +145,7 @@ print(found.availability.complete, *sorted(gap.component for gap in found.availa
         if "No module named" in str(error):
             pytest.skip("other users may not read what berth imports")
         raise
-    assert out == f"False|environment of {pid}|memory pages of {pid}\n"
+    assert out == f"False [('processes.environment', {pid}), ('processes.pages_by_node', {pid})]\n"
 
 
 @pytest.mark.parametrize("ranks", [((0, 1), (0, 2)), ((0, 1), (1, 1))])

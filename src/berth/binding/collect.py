@@ -152,7 +152,8 @@ def _describe_target(
     if environment is None:
         missing.append(
             Gap(
-                component=f"environment of {facts.pid}",
+                component="processes.environment",
+                pid=facts.pid,
                 message="it belongs to another user",
                 effect="ranks, visible devices and settings of thread pools are unknown",
             )
@@ -161,7 +162,8 @@ def _describe_target(
     if pages is None:
         missing.append(
             Gap(
-                component=f"memory pages of {facts.pid}",
+                component="processes.pages_by_node",
+                pid=facts.pid,
                 message="numa_maps cannot be read",
                 effect="whether its memory lies on a far node is unknown",
             )
@@ -169,7 +171,8 @@ def _describe_target(
     if not facts.settled:
         missing.append(
             Gap(
-                component=f"threads of {facts.pid}",
+                component="processes.threads",
+                pid=facts.pid,
                 message="threads came and went all the time",
                 effect="some of its threads may be missing",
             )
@@ -271,7 +274,8 @@ def _describe_limits(pid: int, root: str, missing: list[Gap]) -> tuple[ProcessGr
     if cpuset is None:
         missing.append(
             Gap(
-                component=f"cpuset of {pid}",
+                component="cgroup.cpuset_cpus_effective",
+                pid=pid,
                 message="its cgroup cannot be read",
                 effect="the limit of its mask is unknown, so nothing is planned for it",
             )
