@@ -679,9 +679,11 @@ def test_full_disk_can_be_freed(tmp_path: Path, make_retired, mount) -> None:
 
 def test_retired_epochs_that_are_held_are_no_empty_root(root: Path, make_retired) -> None:
     retired = make_retired(root)
+    gone = make_retired(root)
     fd = os.open(retired, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
+        assert document(epoch("reclaim", root, "--all", "--json"), 3)["removed_roots"] == [gone.name]
         done = epoch("reclaim", root, "--all")
     finally:
         os.close(fd)

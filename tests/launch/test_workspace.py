@@ -52,10 +52,10 @@ pytestmark = pytest.mark.usefixtures("no_leak")
 
 
 def test_ordinary_directory(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "work"
+    path = tmp_path / "a" / "job"
     path.mkdir(parents=True)
     assert opened(open_sandbox_workspace(str(path), state_root=str(tmp_path / "state"))).path == str(path)
-    assert opened(open_sandbox_workspace(f"{path}/../work/", state_root=str(tmp_path / "state"))).path == str(path)
+    assert opened(open_sandbox_workspace(f"{path}/../job/", state_root=str(tmp_path / "state"))).path == str(path)
 
 
 def test_relative_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

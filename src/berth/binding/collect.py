@@ -154,7 +154,7 @@ def _describe_target(
             Gap(
                 component="processes.environment",
                 pid=facts.pid,
-                message="it belongs to another user",
+                message="it cannot be read",
                 effect="ranks, visible devices and settings of thread pools are unknown",
             )
         )
@@ -215,7 +215,7 @@ def _describe_others(targets: dict[int, ProcessFacts], topology: Topology, root:
 
 
 def _link_children(processes: list[Process]) -> None:
-    """Nothing is changed in place elsewhere: the list of children is filled by replacing each process once."""
+    """Say of each process which of the others are its children."""
     below: dict[int, list[int]] = {}
     for process in processes:
         below.setdefault(process.ppid, []).append(process.pid)

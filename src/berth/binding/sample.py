@@ -64,7 +64,11 @@ class Sample:
 
 
 def take_sample(first: dict[int, ProcessFacts], seconds: float, root: str) -> Sample:
-    """Look at the targets a few times over `seconds`; a thread that appears meanwhile counts from its first sight."""
+    """Look at the targets a few times over `seconds`; a thread that appears meanwhile counts from its start.
+
+    Raises:
+        ForbiddenError: A target ended meanwhile; a new process of its number is not taken for it.
+    """
     begun = time.monotonic()
     started = {pid: {thread.tid: _ticks(thread) for thread in one.threads} for pid, one in first.items()}
     seen: dict[int, dict[int, set[int]]] = {pid: {} for pid in first}
@@ -72,7 +76,7 @@ def take_sample(first: dict[int, ProcessFacts], seconds: float, root: str) -> Sa
     for look in range(_LOOKS + 1):
         if look:
             time.sleep(max(0.0, begun + seconds * look / _LOOKS - time.monotonic()))
-            last = {pid: read_target(pid, root) for pid in first}
+            last = {pid: _read_again(one, root) for pid, one in first.items()}
         for pid, one in last.items():
             for thread in one.threads:
                 if thread.current_cpu is not None:
@@ -88,6 +92,15 @@ def take_sample(first: dict[int, ProcessFacts], seconds: float, root: str) -> Sa
     }
     cpus = {pid: {tid: sorted(found) for tid, found in threads.items()} for pid, threads in seen.items()}
     return Sample(took, last, load, cpus)
+
+
+def _read_again(before: ProcessFacts, root: str) -> ProcessFacts:
+    facts = read_target(before.pid, root)
+    if facts.start_ticks != before.start_ticks:
+        raise ForbiddenError(
+            "no-such-process", f"the process {before.pid} ended while it was watched", "List the processes anew."
+        )
+    return facts
 
 
 def _ticks(thread: ThreadFacts) -> int:

@@ -3,7 +3,6 @@
 import json
 import os
 import time
-from typing import TYPE_CHECKING
 
 import click
 
@@ -12,9 +11,6 @@ from berth.cli.options import accepting_options
 from berth.cli.reclaim import command as reclaim
 from berth.cli.roots import accepted_of, failures_are, head, json_option, opened_root, root_argument
 from berth.errors import RETIRE_FAILED, ROOT_REFUSED
-
-if TYPE_CHECKING:
-    pass
 
 _EPILOG = """\b
 Examples:

@@ -102,7 +102,7 @@ def _say_what_stays(root: "EpochRoot", found: "Reclaimed") -> None:
             err=True,
         )
     if found.stop_reason == "held":
-        click.echo("berth: processes hold all that is retired; `berth epoch list` names them", err=True)
+        click.echo("berth: processes hold what is left; `berth epoch list` names them", err=True)
 
 
 def _one_step(root: "EpochRoot", budgets: "Budgets", *, progress: bool) -> "Reclaimed":

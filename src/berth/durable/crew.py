@@ -125,6 +125,7 @@ def remove_together(base_fd: int, name: str, limits: Limits, *, workers: int) ->
     """
     crew = _Crew(limits)
     helpers: list[threading.Thread] = []
+    finished = False
     with Walk(base_fd, [name], limits, crew=crew) as walk:
         try:
             for _ in range(workers - 1):
@@ -133,11 +134,9 @@ def remove_together(base_fd: int, name: str, limits: Limits, *, workers: int) ->
                     helper.start()
                     helpers.append(helper)
             walk.run()
-        except BaseException:
-            crew.end(cancel=True)
-            raise
+            finished = True
         finally:
-            crew.end()
+            crew.end(cancel=not finished)
             for helper in helpers:
                 helper.join()
     if crew.failure is not None:

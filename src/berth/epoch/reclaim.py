@@ -29,7 +29,7 @@ from berth.linux.locks import try_lock
 LOCK_NAME: Final = ".berth-reclaim.lock"
 #: Why a step ended, besides what `durable.tree` says.
 EMPTY: Final = "empty"
-#: There are retired epochs, and processes hold all of them.
+#: Nothing is left but retired epochs that processes hold.
 HELD: Final = "held"
 DISABLED: Final = "disabled"
 ROOT_LIMIT: Final = "root-limit"
@@ -229,9 +229,9 @@ class _Removal:
             return ROOT_LIMIT
         if found.blocked:
             return BLOCKED
-        if found.removed_roots:
-            return COMPLETE
-        return HELD if found.held else EMPTY
+        if found.held:
+            return HELD
+        return COMPLETE if found.removed_roots else EMPTY
 
     def _step(self, name: str, entries: int | None, seconds: float | None) -> Step:
         """Remove as much of one retired epoch as the budgets allow."""
