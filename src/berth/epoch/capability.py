@@ -309,7 +309,7 @@ def _cannot(found: Capability, error: TrialError) -> BerthError:
         )
     answer = f" ({errno.errorcode.get(error.errno, error.errno)})" if error.errno else ""
     fix = f"{_ELSEWHERE}. {NAME_ANOTHER}"
-    if "rename" in error.why:
+    if error.replaces:
         message = f"the file system of {where} does not protect existing work-state: {error.why}{answer}"
         return AbilityError("no-noreplace", message, fix)
     return AbilityError("unfit-root", f"the file system of {where} is not fit for work-state: {error.why}{answer}", fix)

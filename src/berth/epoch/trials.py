@@ -37,12 +37,14 @@ class TrialError(Exception):
     Attributes:
         why: What was seen, for people.
         errno: The kernel's answer where that was the reason, else None.
+        replaces: Whether existing names are not protected, rather than something else missing.
     """
 
-    def __init__(self, why: str, *, errno: int | None = None) -> None:
+    def __init__(self, why: str, *, errno: int | None = None, replaces: bool = False) -> None:
         super().__init__(why)
         self.why = why
         self.errno = errno
+        self.replaces = replaces
 
 
 def rename_file(fd: int) -> None:
@@ -56,7 +58,7 @@ def rename_file(fd: int) -> None:
     _create(fd, "a", _SECOND)
     _must_refuse(fd, "a", "b")
     if (_read(fd, "a"), _read(fd, "b")) != (_SECOND, _FIRST):
-        raise TrialError("a refused rename of a file changed it all the same")
+        raise TrialError("a refused rename of a file changed it all the same", replaces=True)
     _remove(fd, "a", "b")
 
 
@@ -70,7 +72,7 @@ def rename_directory(fd: int) -> None:
     _must_refuse(fd, "c", "d")
     seen = [os.stat(name, dir_fd=fd, follow_symlinks=False).st_ino for name in ("c", "d")]
     if seen != [second, first]:
-        raise TrialError("a refused rename of a directory changed it all the same")
+        raise TrialError("a refused rename of a directory changed it all the same", replaces=True)
     os.rmdir("c", dir_fd=fd)
     os.rmdir("d", dir_fd=fd)
 
@@ -92,7 +94,9 @@ def examine_flags(fd: int) -> None:
     present = [name for name in list_names(fd) if name in ("e", "f")]
     found = [_read(fd, name) for name in present]
     if (present, found) != (["e", "f"], [_SECOND, _FIRST] if swapped else [_FIRST, _SECOND]):
-        raise TrialError("it drops the flags of a rename: a swap of two names was reported as done and was not")
+        raise TrialError(
+            "it drops the flags of a rename: a swap of two names was reported as done and was not", replaces=True
+        )
     _remove(fd, "e", "f")
 
 
@@ -197,9 +201,9 @@ def publish(fd: int, publication_fd: int) -> None:
     except FileExistsError:
         pass
     else:
-        raise TrialError("a rename onto an existing name of the publication root succeeded")
+        raise TrialError("a rename onto an existing name of the publication root succeeded", replaces=True)
     if (_read(fd, "p"), _read(publication_fd, "q")) != (_SECOND, _FIRST):
-        raise TrialError("a refused publication changed a file all the same")
+        raise TrialError("a refused publication changed a file all the same", replaces=True)
     _remove(fd, "p")
     _remove(publication_fd, "q")
 
@@ -227,7 +231,7 @@ def _must_move(fd: int, source: str, destination: str) -> None:
     _rename(fd, source, fd, destination)
     present = list_names(fd)
     if source in present or destination not in present:
-        raise TrialError("a rename reported success and moved nothing")
+        raise TrialError("a rename reported success and moved nothing", replaces=True)
 
 
 def _must_refuse(fd: int, source: str, destination: str) -> None:
@@ -235,7 +239,7 @@ def _must_refuse(fd: int, source: str, destination: str) -> None:
         _rename(fd, source, fd, destination)
     except FileExistsError:
         return
-    raise TrialError("a rename onto an existing name succeeded")
+    raise TrialError("a rename onto an existing name succeeded", replaces=True)
 
 
 def _rename(source_fd: int, source: str, destination_fd: int, destination: str) -> None:
@@ -246,7 +250,9 @@ def _rename(source_fd: int, source: str, destination_fd: int, destination: str) 
     except OSError as error:
         if error.errno not in UNSUPPORTED:
             raise
-        raise TrialError(f"a rename with RENAME_NOREPLACE is refused: {error.strerror}", errno=error.errno) from error
+        raise TrialError(
+            f"a rename with RENAME_NOREPLACE is refused: {error.strerror}", errno=error.errno, replaces=True
+        ) from error
 
 
 def _create(fd: int, name: str, data: bytes, *, sync: bool = False) -> None:
