@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
+from berth.durable.files import write_all
 from berth.linux import syscalls
 from berth.linux.process import descendants, read_stat, send_signal
 
@@ -110,18 +111,12 @@ def _child(action: Callable[[], str], write: int, parent: int) -> NoReturn:
         syscalls.set_child_subreaper()  # an orphan stays below this child, where `_end` finds it
         if os.getppid() == parent:
             answer = b"+" + action().encode("utf-8", "surrogateescape")
-            _write_all(write, answer)
+            write_all(write, answer)
     except Exception as error:  # noqa: BLE001 - the one place of this process: what failed becomes the answer
         with contextlib.suppress(OSError):
-            _write_all(write, b"-" + _describe(error).encode("utf-8", "surrogateescape"))
+            write_all(write, b"-" + _describe(error).encode("utf-8", "surrogateescape"))
     finally:
         os._exit(0)
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 def _describe(error: Exception) -> str:

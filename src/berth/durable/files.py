@@ -178,7 +178,7 @@ def durable_write(path: str, data: bytes, *, mode: int = 0o600, dir_fd: int | No
         undo.callback(_unlink_if_there, temporary, dir_fd)
         try:
             os.fchmod(fd, mode)
-            _write_all(fd, data)
+            write_all(fd, data)
             os.fsync(fd)
         except OSError as error:
             raise OSError(error.errno, os.strerror(error.errno or 0), path) from error
@@ -250,7 +250,12 @@ def _unlink_if_there(path: str, dir_fd: int | None) -> None:
         os.unlink(path, dir_fd=dir_fd)
 
 
-def _write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of `data`, with one call unless the kernel takes less: the next one then says why.
+
+    Raises:
+        OSError: As write(2) says; a part may have been written.
+    """
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

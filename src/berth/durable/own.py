@@ -71,17 +71,6 @@ def read_own(fd: int, *, limit: int, path: str) -> bytes:
     return bytes(data)
 
 
-def write_all(fd: int, data: bytes) -> None:
-    """Write all of `data`, with one call unless the kernel takes less: the next one then says why.
-
-    Raises:
-        OSError: As write(2) says; a part may have been written.
-    """
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
 def oversized(path: str, limit: int) -> FailedError:
     """Return the error for the file `path`, which is, or would be, larger than `limit` bytes."""
     return FailedError(

@@ -9,7 +9,8 @@ import errno
 import os
 from typing import Final
 
-from berth.durable.own import open_own, read_own, write_all
+from berth.durable.files import write_all
+from berth.durable.own import open_own, read_own
 from berth.durable.state_format import StoredLog, decode_log
 from berth.errors import ForbiddenError, UncertainError
 

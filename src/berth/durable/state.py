@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from berth.durable.files import durable_rename_noreplace, durable_replace
-from berth.durable.own import open_own, oversized, read_own, write_all
+from berth.durable.files import durable_rename_noreplace, durable_replace, write_all
+from berth.durable.own import open_own, oversized, read_own
 from berth.durable.record_log import RecordLog, changed
 from berth.durable.state_format import StoredLog, StoredState, decode_state, encode_line, encode_state
 from berth.errors import BerthError, ForbiddenError, PartlyError, UncertainError
