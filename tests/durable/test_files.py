@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from berth.durable.files import (
+    durable_create,
     durable_link,
     durable_makedirs,
     durable_rename_noreplace,
@@ -25,7 +26,7 @@ import json, os
 from berth.durable import files
 from berth.errors import UncertainError
 function, arguments = getattr(files, sys.argv[1]), json.loads(sys.argv[2])
-if function is files.durable_write:
+if function in (files.durable_write, files.durable_create):
     arguments[1] = arguments[1].encode()
 try:
     function(*arguments)
@@ -573,3 +574,19 @@ def test_directory_that_was_not_synced_is_made_anew(strace, work: Path) -> None:
     raised, calls = call(strace, "durable_makedirs", path)
     assert raised is None
     assert sum(line.startswith("fsync(") for line in calls) == 1
+
+
+def test_new_file_is_whole_durable_and_of_the_mode_that_is_asked_for(strace, work: Path) -> None:
+    raised, calls = call(strace, "durable_create", work / "new", "content")
+    assert raised is None
+    assert [line.split("(")[0] for line in calls] == ["fsync", "renameat2", "fsync"]
+    assert ((work / "new").read_text(), stat.S_IMODE((work / "new").stat().st_mode)) == ("content", 0o600)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_new_file_never_replaces_and_leaves_no_temporary(work: Path, kind: str) -> None:
+    make(work / "taken", kind)
+    before = snapshot(work)
+    with pytest.raises(FileExistsError):
+        durable_create(str(work / "taken"), b"content")
+    assert snapshot(work) == before

@@ -1,6 +1,5 @@
 """`berth bind`: the thin front of `binding`."""
 
-import os
 import sys
 from typing import Final
 
@@ -90,18 +89,10 @@ def _write_new(path: str, data: bytes) -> None:
     Raises:
         MalformedError: It exists, or its directory does not.
     """
-    import secrets
+    from berth.durable.files import durable_create
 
-    from berth.durable.files import durable_rename_noreplace, durable_write
-
-    temporary = f"{path}.{secrets.token_hex(8)}.new"
     try:
-        durable_write(temporary, data, mode=0o644)
-        try:
-            durable_rename_noreplace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        durable_create(path, data, mode=0o644)
     except FileExistsError as error:
         raise MalformedError("file-exists", f"{path!r} exists already, and is kept", "Give another name.") from error
     except (OSError, ValueError) as error:

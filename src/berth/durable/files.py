@@ -12,6 +12,7 @@ import contextlib
 import errno
 import os
 import secrets
+from collections.abc import Iterator
 from typing import Final
 
 from berth.errors import UncertainError
@@ -169,28 +170,31 @@ def durable_write(path: str, data: bytes, *, mode: int = 0o600, dir_fd: int | No
         OSError: Nothing was changed; ENOSPC for a full disk.
         UncertainError: The new file is visible and its directory could not be synced.
     """
-    directory, name = os.path.split(path)
-    shown = os.fsdecode(os.fsencode(name)[:200])  # NAME_MAX counts bytes
-    temporary = os.path.join(directory, f".{shown}.{secrets.token_hex(8)}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(temporary, flags, 0o600, dir_fd=dir_fd)
-    with contextlib.ExitStack() as undo:
-        undo.callback(_unlink_if_there, temporary, dir_fd)
-        try:
-            os.fchmod(fd, mode)
-            write_all(fd, data)
-            os.fsync(fd)
-        except OSError as error:
-            raise OSError(error.errno, os.strerror(error.errno or 0), path) from error
-        finally:
-            os.close(fd)
+    with _written_aside(path, data, mode, dir_fd) as temporary:
         try:
             os.replace(temporary, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
         except OSError as error:
             _doubt(error, path, dir_fd)
             raise
-        undo.pop_all()
-    _sync(path, path, directory or ".", dir_fd, seen=_IN_PLACE, doubt="what it held before may be back")
+    doubt = "what it held before may be back"
+    _sync(path, path, os.path.dirname(path) or ".", dir_fd, seen=_IN_PLACE, doubt=doubt)
+
+
+def durable_create(path: str, data: bytes, *, mode: int = 0o600) -> None:
+    """Make the new file `path`, whole and durable, refusing an existing one.
+
+    Args:
+        path: A path.
+        data: The whole content.
+        mode: Permission bits, whatever the umask is.
+
+    Raises:
+        FileExistsError: There is something of that name, which is as it was.
+        OSError: Nothing was changed; ENOSPC for a full disk.
+        UncertainError: The file is visible and its directory could not be synced.
+    """
+    with _written_aside(path, data, mode, None) as temporary:
+        durable_rename_noreplace(temporary, path)
 
 
 def durable_makedirs(path: str, *, mode: int = 0o700) -> None:
@@ -243,6 +247,28 @@ def _directory_of(path: str, dir_fd: int | None) -> str:
     if name in ("", ".", "..") or "\0" in path or (dir_fd is not None and name != path):
         raise ValueError(f"not the name of a directory entry: {path!r}")
     return directory or ("." if name == path else "/")
+
+
+@contextlib.contextmanager
+def _written_aside(path: str, data: bytes, mode: int, dir_fd: int | None) -> Iterator[str]:
+    """Write and sync `data` under a temporary name beside `path`; it is removed where it was not given another one."""
+    directory, name = os.path.split(path)
+    shown = os.fsdecode(os.fsencode(name)[:200])  # NAME_MAX counts bytes
+    temporary = os.path.join(directory, f".{shown}.{secrets.token_hex(8)}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(temporary, flags, 0o600, dir_fd=dir_fd)
+    with contextlib.ExitStack() as undo:
+        undo.callback(_unlink_if_there, temporary, dir_fd)
+        try:
+            os.fchmod(fd, mode)
+            write_all(fd, data)
+            os.fsync(fd)
+        except OSError as error:
+            raise OSError(error.errno, os.strerror(error.errno or 0), path) from error
+        finally:
+            os.close(fd)
+        yield temporary
+        undo.pop_all()
 
 
 def _unlink_if_there(path: str, dir_fd: int | None) -> None:
