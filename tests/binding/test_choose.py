@@ -1,4 +1,3 @@
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -6,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from berth.binding.choose import full_command, holding_accelerators, matching, parse_ranks, read_ranks
+from berth.binding.choose import full_command, matching, parse_ranks, read_ranks
 from berth.binding.snapshot import RankEntry
 from berth.errors import MalformedError
 
@@ -49,8 +48,23 @@ def test_what_is_no_pattern_is_refused(pattern: str) -> None:
     assert caught.value.name == "bad-pattern"
 
 
-def test_holders_of_an_accelerator_are_found_by_their_open_files(tmp_path: Path) -> None:
-    assert os.getpid() not in holding_accelerators()
+# Opens a chip's node in a private /dev, and says whether it is found among the holders before and while it is open.
+HOLDER = """
+import os, subprocess
+from berth.binding.choose import holding_accelerators
+subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/dev"], check=True)
+before = os.getpid() in holding_accelerators()
+held = open("/dev/davinci3", "w")
+print(before, os.getpid() in holding_accelerators())
+"""
+
+
+def test_holders_of_an_accelerator_are_found_by_their_open_files(children, as_root: None) -> None:
+    unshare = ["unshare", "--mount"]
+    if subprocess.run([*unshare, "true"], stderr=subprocess.DEVNULL).returncode != 0:
+        pytest.skip("no private mounts can be made here")
+    code = f"sys.path += {[path for path in sys.path if 'packages' in path]!r}\n" + HOLDER
+    assert children.run(code, prefix=unshare) == "False True\n"
 
 
 @pytest.mark.parametrize(
