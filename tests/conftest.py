@@ -223,3 +223,26 @@ def make_immutable(as_root: None) -> Iterator[Callable[[Path], None]]:
     yield change
     for path in changed:
         subprocess.run(["chattr", "-i", path], check=True)
+
+
+#: Lock files of state roots: they say nothing about what is in one.
+_LOCKS = (".berth.lock", ".berth-reclaim.lock")
+
+
+@pytest.fixture
+def snapshot() -> Callable[..., dict[str, tuple[int, int, bytes]]]:
+    """Return a function that returns every name below a directory with inode, mode and content, lock files apart."""
+
+    def take(path: str | Path) -> dict[str, tuple[int, int, bytes]]:
+        found = {}
+        for below in Path(path).rglob("*"):
+            status, content = below.lstat(), b""
+            if below.is_symlink():
+                content = os.fsencode(os.readlink(below))
+            elif below.is_file():
+                content = below.read_bytes()
+            if below.name not in _LOCKS:
+                found[str(below)] = (status.st_ino, status.st_mode, content)
+        return found
+
+    return take

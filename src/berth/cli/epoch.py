@@ -124,7 +124,7 @@ def retire(*, root: str, epoch: str, trust_network: bool, allow_volatile: bool, 
 
     The work-state of a killed `berth run` is left to the next run in ROOT, which records it first.
     """
-    from berth.epoch.retire import retire_left
+    from berth.launch.retire import retire_left
 
     with opened_root(root, accepted_of(trust_network, allow_volatile), RETIRE_FAILED) as opened:
         retired = retire_left(opened, epoch)

@@ -54,6 +54,11 @@ def read_request(epoch: Epoch) -> dict[str, object] | None:
     return document
 
 
+def holds_request(epoch: Epoch) -> bool:
+    """Say whether `epoch` is that of a run: what will be run is written before anything else."""
+    return epoch.holds(_REQUEST)
+
+
 def lock_keeper(epoch: Epoch) -> int:
     """Return a descriptor of the keeper's lock, held; it falls when this process and the keeper have closed it."""
     fd = open_lock_file(_KEEPER_LOCK, dir_fd=epoch.fd)

@@ -6,9 +6,8 @@ from typing import Final
 from berth.epoch.epoch import EpochRoot
 from berth.epoch.names import active_name, is_epoch_id
 from berth.errors import FailedError, ForbiddenError, MalformedError
+from berth.launch.store import holds_request
 
-#: What a `berth run` writes before anything else: such an epoch is recorded when it is finished.
-_REQUEST: Final = "request.json"
 _SEE_LIST: Final = "`berth epoch list` shows what is there."
 
 
@@ -40,7 +39,7 @@ def retire_left(root: EpochRoot, epoch: str) -> str:
                 "epoch-held", f"the epoch {epoch} is in use by another process", "Wait for that run to end."
             )
         with taken:
-            if taken.holds(_REQUEST):
+            if holds_request(taken):
                 raise ForbiddenError(
                     "epoch-of-a-run",
                     f"the epoch {epoch} is that of a killed `berth run`, which has no record yet",

@@ -6,13 +6,13 @@ import pytest
 
 from berth.epoch import names
 from berth.epoch.epoch import EpochRoot
-from berth.epoch.retire import retire_left
 from berth.errors import FailedError, ForbiddenError, MalformedError
+from berth.launch.retire import retire_left
 
 # Retires the epoch argv[2] of the root argv[1] and prints the name of the error.
 RETIRE = """
 from berth.epoch.epoch import EpochRoot
-from berth.epoch.retire import retire_left
+from berth.launch.retire import retire_left
 from berth.errors import BerthError
 root = EpochRoot(sys.argv[1])
 try: print("retired", retire_left(root, sys.argv[2]) != "", end="")
