@@ -28,8 +28,9 @@ from pathlib import Path
 
 from berth.durable.files import durable_rename_noreplace, durable_replace
 from berth.durable.tree import durable_rmtree, durable_rmtree_step
-from berth.epoch.capability import NOTHING_ACCEPTED, Accepted, probe
+from berth.epoch.capability import NOTHING_ACCEPTED, Accepted
 from berth.epoch.epoch import EpochRoot
+from berth.epoch.probe import probe
 
 RESULT = Path(__file__).parent / "results" / "durable.json"
 WARM_UPS = 5

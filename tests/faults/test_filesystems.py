@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from berth.epoch import names
-from berth.epoch.capability import Accepted, probe
+from berth.epoch.capability import Accepted
 from berth.epoch.epoch import Epoch, EpochRoot
+from berth.epoch.probe import probe
 from berth.errors import UncertainError
 from faults.fuse import mounted_fuse, skip_without_fuse
 from faults.images import mounted, mounted_overlay, mounted_tmpfs, skip_without

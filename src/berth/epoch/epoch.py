@@ -26,9 +26,10 @@ from berth.durable.files import (
     list_names,
 )
 from berth.epoch import names
-from berth.epoch.capability import NOTHING_ACCEPTED, Accepted, judge, probe
+from berth.epoch.capability import NOTHING_ACCEPTED, Accepted
 from berth.epoch.directory import cannot_open, check_owner, open_root_directory
 from berth.epoch.lock import hold_root_lock
+from berth.epoch.probe import judge, probe
 from berth.errors import ForbiddenError
 from berth.linux.locks import lock_holders, try_lock
 

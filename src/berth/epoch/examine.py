@@ -13,9 +13,10 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from berth.epoch.capability import FRESH_S, NOTHING_ACCEPTED, Accepted, Capability, probe, remove_leftovers
+from berth.epoch.capability import NOTHING_ACCEPTED, Accepted, Capability
 from berth.epoch.directory import check_owner, open_root_directory
 from berth.epoch.lock import LOCK_NAME, hold_root_lock
+from berth.epoch.probe import FRESH_S, probe, remove_leftovers
 from berth.errors import FailedError, MalformedError
 from berth.linux.locks import try_lock
 

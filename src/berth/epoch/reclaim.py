@@ -9,22 +9,18 @@
 Nothing is remembered between steps: what is left of a retired epoch is a smaller retired epoch.
 """
 
-import errno
-import heapq
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from berth.durable.removal import PassedBy
 from berth.durable.tree import BLOCKED, COMPLETE, ENTRY_BUDGET, TIME_BUDGET, Step, durable_rmtree_step
-from berth.epoch import names
+from berth.epoch.discovery import discover, holds_reserved_names
 from berth.epoch.epoch import EpochRoot
 from berth.epoch.lock import hold_lock
 from berth.errors import FailedError, ForbiddenError, MalformedError
-from berth.linux.below import open_below
-from berth.linux.locks import try_lock
 
 LOCK_NAME: Final = ".berth-reclaim.lock"
 #: Why a step ended, besides what `durable.tree` says.
@@ -34,8 +30,6 @@ HELD: Final = "held"
 DISABLED: Final = "disabled"
 ROOT_LIMIT: Final = "root-limit"
 DISCOVERY_BUDGET: Final = "discovery-budget"
-#: Retired epochs kept in mind in place of those that turn out to be blocked.
-_SPARE_ROOTS: Final = 256
 #: Entries that could not be removed are told about up to this many.
 MOST_TOLD: Final = 100
 #: Bounds of the budgets (the original runner's settings); a step beyond them is a mistake in the unit.
@@ -171,21 +165,21 @@ def _is_root(root: EpochRoot) -> bool:
     try:
         os.stat(LOCK_NAME, dir_fd=root.fd, follow_symlinks=False)
     except FileNotFoundError:
-        return next(_names(root, None, Reclaimed()), None) is not None
+        return holds_reserved_names(root)
     return True
 
 
 def _step(
     root: EpochRoot, budgets: Budgets, first: str | None, workers: int, on_removed: Callable[[int], None]
 ) -> Reclaimed:
-    found = Reclaimed()
-    chosen = _discover(root, budgets, first, found)
-    if chosen is None:
+    seen = discover(root, roots=budgets.roots, most_names=budgets.discovery, first=first)
+    found = Reclaimed(scanned=seen.scanned, candidates=seen.candidates, held=seen.held)
+    if not seen.whole:
         found.stop_reason, found.backlog_roots = DISCOVERY_BUDGET, found.candidates + found.held
         return found
-    found.selected = len(chosen) if budgets.roots is None else min(len(chosen), budgets.roots)
+    found.selected = len(seen.chosen) if budgets.roots is None else min(len(seen.chosen), budgets.roots)
     task = _Removal(root, budgets, found, workers, on_removed)
-    found.stop_reason = task.run(chosen)
+    found.stop_reason = task.run(seen.chosen)
     found.backlog_roots = found.candidates + found.held - len(found.removed_roots)
     return found
 
@@ -273,85 +267,4 @@ def _why_blocked(passed: list[PassedBy]) -> str:
     below = first.path.partition("/")[2] or "."
     return (
         f"{below!r} in it cannot be removed ({os.strerror(first.errno)}); `lsattr` and `findmnt` may show what keeps it"
-    )
-
-
-# --- discovery -------------------------------------------------------------------------------------------------------
-
-
-def _discover(root: EpochRoot, budgets: Budgets, first: str | None, found: Reclaimed) -> list[str] | None:
-    """Validate every reserved name and return those to remove, in order; None where the root holds too many names.
-
-    Only as many names are held as may be removed, and some in place of those that turn out to be blocked.
-    """
-
-    def candidates() -> Iterator[tuple[bool, str, str]]:
-        for name in _names(root, budgets.discovery, found):
-            ids = names.parse_retired(name)
-            held = _check(root, name)
-            if ids is None:
-                continue
-            if held:
-                found.held += 1
-                continue
-            found.candidates += 1
-            yield ids[0] != first, ids[1], name
-
-    try:
-        if budgets.roots is None:
-            ordered = sorted(candidates())
-        else:
-            ordered = heapq.nsmallest(budgets.roots + _SPARE_ROOTS, candidates())
-    except _TooManyError:
-        return None
-    return [name for _, _, name in ordered]
-
-
-class _TooManyError(Exception):
-    """The root holds more names than the discovery budget allows to read."""
-
-
-def _names(root: EpochRoot, budget: int | None, found: Reclaimed) -> Iterator[str]:
-    """Yield the reserved names of the root, counting all that are read."""
-    fresh = os.open(".", _DIRECTORY, dir_fd=root.fd)
-    try:
-        with os.scandir(fresh) as entries:
-            for entry in entries:
-                if budget is not None and found.scanned >= budget:
-                    raise _TooManyError
-                found.scanned += 1
-                if names.is_reserved(entry.name):
-                    yield entry.name
-    finally:
-        os.close(fresh)
-
-
-def _check(root: EpochRoot, name: str) -> bool:
-    """Refuse a reserved name that is no epoch of ours; say whether it is a retired one that somebody still holds."""
-    retired = names.parse_retired(name) is not None
-    if not retired and names.parse_active(name) is None:
-        raise _foreign(root, name, "its name is none that berth gives")
-    try:
-        fd = open_below(name, dir_fd=root.fd)
-    except FileNotFoundError:
-        return True  # retired a moment ago
-    except OSError as error:
-        what = "something is mounted there" if error.errno == errno.EXDEV else error.strerror
-        raise _foreign(root, name, f"it cannot be opened as a directory of this file system: {what}") from error
-    try:
-        status = os.fstat(fd)
-        if status.st_dev != os.fstat(root.fd).st_dev:
-            raise _foreign(root, name, "it lies on another file system")
-        if status.st_uid not in (os.geteuid(), os.fstat(root.fd).st_uid):
-            raise _foreign(root, name, f"it belongs to uid {status.st_uid}")
-        return retired and not try_lock(fd, shared=True)
-    finally:
-        os.close(fd)
-
-
-def _foreign(root: EpochRoot, name: str, why: str) -> FailedError:
-    return FailedError(
-        "foreign-name",
-        f"{os.path.join(root.path, name)!r} lies where berth keeps epochs and is none: {why}. Nothing was removed",
-        "Move it out of the root once you have looked at it.",
     )

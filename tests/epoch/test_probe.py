@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from berth.epoch import names
-from berth.epoch.capability import Accepted, Capability, probe
+from berth.epoch.capability import Accepted, Capability
+from berth.epoch.probe import probe
 from berth.errors import AbilityError, FailedError, ForbiddenError
 
 # Probes the directory argv[1] and prints why it is refused, as JSON.
 PROBE = """
 import json, os
-from berth.epoch.capability import probe
+from berth.epoch.probe import probe
 error = probe(os.open(sys.argv[1], os.O_RDONLY), sys.argv[1]).refusal
 print(json.dumps(error and [type(error).__name__, error.name, error.message]))
 """
@@ -23,7 +24,8 @@ print(json.dumps(error and [type(error).__name__, error.name, error.message]))
 # Probes the directory argv[1] with every trial and prints the record.
 RECORD = """
 import json, os
-from berth.epoch.capability import Accepted, probe
+from berth.epoch.capability import Accepted
+from berth.epoch.probe import probe
 print(json.dumps(probe(os.open(sys.argv[1], os.O_RDONLY), sys.argv[1], thorough=True).document()))
 """
 
