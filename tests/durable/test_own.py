@@ -3,43 +3,14 @@
 import os
 import shutil
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from berth.durable.record_log import LOG_LIMIT
 from berth.durable.state import STATE_LIMIT, State, StateFile
-from berth.errors import BerthError, FailedError, ForbiddenError
-
-OTHER_ID = 65534
-
-
-def contents(work: Path) -> dict[str, tuple[int, int, bytes]]:
-    """Return inode, time of change and content of every file."""
-    found = {}
-    for path in sorted(work.iterdir()):
-        status = path.lstat()
-        content = path.read_bytes() if stat.S_ISREG(status.st_mode) else b""
-        found[path.name] = (status.st_ino, status.st_mtime_ns, content)
-    return found
-
-
-def read(work: Path) -> State:
-    """Return what a new opening of `s` reads."""
-    with StateFile.open(str(work / "s")) as state:
-        return state.read()
-
-
-def raised(function: Callable[..., object], *arguments: object) -> list[object] | None:
-    """Return the class, and the name or errno and path, of what a call ends with."""
-    try:
-        function(*arguments)
-    except BerthError as error:
-        return [type(error).__name__, error.name]
-    except OSError as error:
-        return [type(error).__name__, error.errno, error.filename]
-    return None
+from berth.errors import FailedError, ForbiddenError
+from durable.witness import OTHER_ID, contents, raised, read
 
 
 def spoil(path: Path, kind: str) -> None:

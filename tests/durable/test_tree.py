@@ -88,38 +88,6 @@ def outside_stays(tmp_path: Path) -> Iterator[None]:
         assert (tmp_path / "outside" / "precious").read_text() == "stays"
 
 
-@pytest.fixture
-def mounted(as_root: None) -> Iterator[Callable[..., None]]:
-    """Return a function that calls mount with the words it is given; the last one is unmounted in the end."""
-    points: list[str] = []
-
-    def mount(*words: object) -> None:
-        done = subprocess.run(["mount", *map(str, words)], stderr=subprocess.PIPE, text=True)
-        if done.returncode != 0:
-            pytest.skip(f"root may not mount here: {done.stderr.strip()}")
-        points.append(str(words[-1]))
-
-    yield mount
-    for point in reversed(points):
-        subprocess.run(["umount", point], check=True)
-
-
-@pytest.fixture
-def immutable(as_root: None) -> Iterator[Callable[[Path], None]]:
-    """Return a function that makes a path immutable until the end of the test."""
-    paths: list[Path] = []
-
-    def change(path: Path) -> None:
-        done = subprocess.run(["chattr", "+i", path], stderr=subprocess.DEVNULL)
-        if done.returncode != 0:
-            pytest.skip("this file system has no immutable files")
-        paths.append(path)
-
-    yield change
-    for path in paths:
-        subprocess.run(["chattr", "-i", path], check=True)
-
-
 # --- whole trees -----------------------------------------------------------------------------------------------------
 
 
@@ -365,29 +333,29 @@ def collect(tree: Path, **limits: Any) -> tuple[Step, set[tuple[str, int]]]:
 
 
 @WORKERS
-def test_immutable_entries_are_passed_by(tree: Path, immutable: Callable[[Path], None], workers: int) -> None:
+def test_immutable_entries_are_passed_by(tree: Path, make_immutable: Callable[[Path], None], workers: int) -> None:
     count = fill(tree, 8, 5)
-    immutable(tree / "d3" / "f2")
-    immutable(tree / "d5")
+    make_immutable(tree / "d3" / "f2")
+    make_immutable(tree / "d5")
     step, passed = collect(tree, workers=workers)
     assert passed == {("tree/d3/f2", errno.EPERM)} | {(f"tree/d5/f{n}", errno.EPERM) for n in range(5)}
     assert step == Step(count - 9, False, BLOCKED)
     assert names_below(tree) == 9
 
 
-def test_whole_removal_names_the_first_entry_that_stays(tree: Path, immutable: Callable[[Path], None]) -> None:
+def test_whole_removal_names_the_first_entry_that_stays(tree: Path, make_immutable: Callable[[Path], None]) -> None:
     fill(tree, 1, 3)
-    immutable(tree / "d0" / "f1")
+    make_immutable(tree / "d0" / "f1")
     with pytest.raises(PermissionError) as caught:
         durable_rmtree(str(tree))
     assert caught.value.filename == str(tree / "d0" / "f1")
     assert names_below(tree) == 3
 
 
-def test_progress_is_made_behind_many_blocked_entries(tree: Path, immutable: Callable[[Path], None]) -> None:
+def test_progress_is_made_behind_many_blocked_entries(tree: Path, make_immutable: Callable[[Path], None]) -> None:
     fill(tree, 30, 2)
     for number in range(29):
-        immutable(tree / f"d{number}" / "f0")
+        make_immutable(tree / f"d{number}" / "f0")
         os.unlink(tree / f"d{number}" / "f1")
     removed = 0
     while (step := durable_rmtree_step(str(tree), entry_limit=1)).stop_reason != BLOCKED:
@@ -444,14 +412,14 @@ def test_busy_and_broken_entries_are_passed_by(strace: Any, tree: Path, inject: 
 @pytest.mark.parametrize("where", ["tree", "tree/d1"])
 @pytest.mark.parametrize("kind", ["tmpfs", "bind"])
 def test_a_mount_on_or_below_the_root_refuses_it_whole(
-    tree: Path, mounted: Callable[..., None], where: str, kind: str
+    tree: Path, mount: Callable[..., None], where: str, kind: str
 ) -> None:
     fill(tree, 3, 3)
     point = tree.parent / where
     if kind == "tmpfs":
-        mounted("-t", "tmpfs", "-o", "size=64k", "tmpfs", point)
+        mount("-t", "tmpfs", "-o", "size=64k", "tmpfs", point)
     else:
-        mounted("--bind", tree.parent / "outside", point)
+        mount("--bind", tree.parent / "outside", point)
     before = names_below(tree)
     with pytest.raises(ForbiddenError) as caught:
         durable_rmtree_step(str(tree))
@@ -461,17 +429,17 @@ def test_a_mount_on_or_below_the_root_refuses_it_whole(
 
 
 def test_a_mount_that_the_table_does_not_show_is_not_entered(
-    children: Any, tree: Path, mounted: Callable[..., None]
+    children: Any, tree: Path, mount: Callable[..., None]
 ) -> None:
     fill(tree, 3, 3)
-    mounted("--bind", tree.parent / "outside", tree / "d1")
+    mount("--bind", tree.parent / "outside", tree / "d1")
     code = "from berth.durable import tree\ntree._refuse_mounts = lambda *_: None\n" + STEP
     assert children.run(code, tree, "-", "-") == f"8 False {BLOCKED}\n"
 
 
-def test_a_mount_is_not_entered_where_openat2_is_unknown(strace: Any, tree: Path, mounted: Callable[..., None]) -> None:
+def test_a_mount_is_not_entered_where_openat2_is_unknown(strace: Any, tree: Path, mount: Callable[..., None]) -> None:
     fill(tree, 3, 3)
-    mounted("--bind", tree.parent / "outside", tree / "d1")
+    mount("--bind", tree.parent / "outside", tree / "d1")
     code = "from berth.durable import tree\ntree._refuse_mounts = lambda *_: None\n" + STEP
     for answer in ("ENOSYS", "EPERM"):
         out = strace(code, tree, "-", "-", trace="openat2", inject=[f"openat2:error={answer}"]).output
@@ -565,10 +533,10 @@ os.chmod(f"{root}/d", 0o700)
     assert step == [1, False, BLOCKED]
 
 
-def test_patience_ends_a_step_and_its_lack_does_not(tree: Path, immutable: Callable[[Path], None]) -> None:
+def test_patience_ends_a_step_and_its_lack_does_not(tree: Path, make_immutable: Callable[[Path], None]) -> None:
     fill(tree, 6, 2)
     for number in range(6):
-        immutable(tree / f"d{number}")
+        make_immutable(tree / f"d{number}")
     step, passed = collect(tree, patience=3, entry_limit=5)
     assert (step, len(passed)) == (Step(0, False, BLOCKED), 3)
     (tree / "last").mkdir()
@@ -578,13 +546,13 @@ def test_patience_ends_a_step_and_its_lack_does_not(tree: Path, immutable: Calla
 
 
 def test_blocked_names_beyond_what_is_remembered_hide_nothing(
-    children: Any, tree: Path, immutable: Callable[[Path], None]
+    children: Any, tree: Path, make_immutable: Callable[[Path], None]
 ) -> None:
     tree.mkdir()
     for number in range(40):
         (tree / f"f{number}").touch()
     for name in sorted(os.listdir(tree))[:15]:
-        immutable(tree / name)
+        make_immutable(tree / name)
     code = "from berth.durable import walk\nwalk.CHUNK = 5\n" + STEP
     assert children.run(code, tree, "-", "-") == f"25 False {BLOCKED}\n"
 
@@ -624,10 +592,12 @@ print(durable_rmtree(sys.argv[1], workers=2))
     assert readable_children.run(code, open_directory / "tree", prefix=other_user) == "41\n"
 
 
-def test_a_tree_whose_holder_was_renamed_is_not_reported_as_gone(tree: Path, immutable: Callable[[Path], None]) -> None:
+def test_a_tree_whose_holder_was_renamed_is_not_reported_as_gone(
+    tree: Path, make_immutable: Callable[[Path], None]
+) -> None:
     (tree.parent / "holder").mkdir()
     fill(tree.parent / "holder" / "tree", 1, 1)
-    immutable(tree.parent / "holder" / "tree" / "d0" / "f0")
+    make_immutable(tree.parent / "holder" / "tree" / "d0" / "f0")
     step = durable_rmtree_step(
         str(tree.parent / "holder" / "tree"),
         on_passed=lambda _passed: os.rename(tree.parent / "holder", tree.parent / "renamed"),

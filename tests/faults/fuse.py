@@ -120,14 +120,21 @@ def skip_without_fuse() -> None:
         pytest.skip(reason)
 
 
-@functools.cache
-def _missing() -> str | None:
+def missing_for_fuse() -> str | None:
+    """Return what a FUSE daemon in Python would miss here, or None."""
     if importlib.util.find_spec("mfusepy") is None:
         return "the Python package mfusepy is not installed"
     if shutil.which("fusermount3") is None:
         return "fusermount3 (package fuse3) is not installed"
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         return "/dev/fuse is missing, or may not be opened by this user"
+    return None
+
+
+@functools.cache
+def _missing() -> str | None:
+    if (reason := missing_for_fuse()) is not None:
+        return reason
     with tempfile.TemporaryDirectory(prefix="berth-test-") as name:
         try:
             with mounted_fuse("honours", Path(name, "backing"), Path(name, "root")):
