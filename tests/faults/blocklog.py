@@ -7,10 +7,8 @@ device has lost some of what came after the last flush, as a cache of its own ma
 
 import contextlib
 import functools
-import importlib.util
 import os
 import random
-import shutil
 import struct
 import subprocess
 import sys
@@ -23,6 +21,7 @@ from typing import Final
 import pytest
 
 import berth
+from faults.fuse import missing_for_fuse
 
 _DAEMON: Final = Path(__file__).resolve().parents[1] / "fakes" / "fuse" / "disk.py"
 #: mfusepy would take libfuse 2 where both are installed.
@@ -147,12 +146,8 @@ def skip_without_log() -> None:
 
 @functools.cache
 def _missing() -> str | None:
-    if importlib.util.find_spec("mfusepy") is None:
-        return "the Python package mfusepy is not installed"
-    if shutil.which("fusermount3") is None:
-        return "fusermount3 (package fuse3) is not installed"
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        return "/dev/fuse is missing, or may not be opened by this user"
+    if (reason := missing_for_fuse()) is not None:
+        return reason
     with tempfile.TemporaryDirectory(prefix="berth-test-") as name:
         (Path(name) / "backing").touch()
         try:
